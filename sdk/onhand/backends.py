@@ -1,0 +1,153 @@
+"""The two seams between onhand and what runs a model, and the registry of backends.
+
+A backend is found by the entry point group `onhand.backends`; each entry names an object that meets `Backend`.
+The SDK never imports a backend by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from onhand.errors import BackendUnavailableError, OptionError
+from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
+from onhand.types import Event, Message, Progress
+
+if TYPE_CHECKING:
+    from onhand.formats.package import ModelPackage
+    from onhand.formats.spec import DecoderSpec
+
+ENTRY_POINT_GROUP = "onhand.backends"
+
+Logits = npt.NDArray[np.float32]
+"""(rows, vocab) float32; valid until the next call of the runtime that gave it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """What a runtime's KV cache holds: conversations (slots), tokens in each, bytes of KV per token and slot."""
+
+    slots: int
+    tokens: int
+    bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Tokens to append to one slot. rows says for which of them logits are wanted."""
+
+    slot: int
+    tokens: Sequence[int]
+    rows: Literal["none", "last", "all"] = "last"
+
+
+Batch = Sequence[Chunk]
+"""Chunks of different slots, any number of tokens each, at least one."""
+
+
+class DecoderRuntime(Protocol):
+    """A loaded decoder: token ids in, logits out. One caller (the scheduler), one thread.
+
+    `forward` appends each chunk to its slot and returns the wanted rows in the order of the batch. A slot never holds
+    more than cache.tokens; whoever calls sees to that, and a call that would break it raises ContextOverflowError and
+    changes nothing. The logits of a token depend only on the tokens before it in its slot: not on how they were
+    cut into chunks, what other slots hold, or what was truncated.
+    """
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """The architecture."""
+
+    @property
+    def cache(self) -> CacheShape:
+        """The size of the KV cache."""
+
+    def forward(self, batch: Batch) -> Logits:
+        """Append tokens; give logits. Raises ContextOverflowError, BackendError."""
+
+    def length(self, slot: int) -> int:
+        """How many tokens the slot holds."""
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget all but the slot's first `length` tokens. Raises OptionError when it holds fewer."""
+
+    def close(self) -> None:
+        """Give back memory and threads. Closing twice is allowed."""
+
+
+@runtime_checkable
+class ChatRuntime(Protocol):
+    """Messages in, events out: what a decoder becomes through `decoding.TokenChat`; what some systems are natively."""
+
+    def stream(self, messages: Sequence[Message], options: GenerationOptions) -> Generator[Event, None, None]:
+        """Stream a reply. Closing the generator cancels it within one step, also while the prompt is being read."""
+
+    def close(self) -> None:
+        """Give back memory and threads. Closing twice is allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What a backend finds on this machine without loading a model.
+
+    available: whether it can run here. detail: the hardware found, or what is missing. remedy: what to do about that.
+    facts: what `onhand doctor` prints, name to value.
+    """
+
+    available: bool
+    detail: str
+    remedy: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+class Backend(Protocol):
+    """One way to run a decoder on this machine."""
+
+    @property
+    def name(self) -> str:
+        """The name that `device=` takes."""
+
+    def probe(self) -> Probe:
+        """Look at the machine. Never raises, loads no model, takes milliseconds."""
+
+    def prepare(self, package: ModelPackage, progress: Progress | None = None) -> None:
+        """Compile the package's weights into its folder, unless that was done and nothing has changed since."""
+
+    def load(self, package: ModelPackage, cache: CacheOptions, device: DeviceOptions) -> DecoderRuntime:
+        """Load a prepared package. Raises BackendError, ModelFormatError."""
+
+
+def available_backends() -> dict[str, Backend]:
+    """Every installed backend by name, in the order in which they are tried: others first, the CPU last."""
+    found: dict[str, Backend] = {}
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            backend: Backend = entry.load()
+        except ImportError:
+            continue  # its extra is not installed; `choose_backend` says so when nothing else is left
+        found[entry.name] = backend
+    return dict(sorted(found.items(), key=lambda item: (item[0] == "cpu", item[0])))
+
+
+def choose_backend(device: str) -> Backend:
+    """The backend of that name, or for "auto" the first that is available here.
+
+    Raises OptionError for a name that no backend has, BackendUnavailableError when it cannot run here.
+    """
+    backends = available_backends()
+    if device != "auto" and device not in backends:
+        raise OptionError("device", device, f"auto or one of {', '.join(backends) or 'none: no backend is installed'}")
+    tried = backends if device == "auto" else {device: backends[device]}
+    reasons = []
+    for backend in tried.values():
+        probe = backend.probe()
+        if probe.available:
+            return backend
+        reasons.append(f"{backend.name}: {probe.detail} {probe.remedy}".rstrip())
+    why = "; ".join(reasons) or 'no backend is installed: pip install "onhand[cpu]"'
+    raise BackendUnavailableError(device, why)

@@ -1,0 +1,182 @@
+"""Every error that onhand raises on purpose.
+
+    OnhandError
+    ├── OptionError (ValueError)                      a setting is out of its range
+    ├── ModelError
+    │   ├── ModelNotFoundError (LookupError)          no model of that name is on this device
+    │   ├── ModelExistsError (FileExistsError)        the name is taken by another model
+    │   └── ModelFormatError (ValueError)             the file is not what it claims to be
+    │       ├── UnsupportedArchitectureError          a sound file of a model that we cannot run
+    │       ├── UnsupportedQuantizationError          a sound file with a block type that we cannot read
+    │       └── UnsafeFormatError                     a pickle or an archive: opening it could run code
+    ├── TemplateError (ValueError)                    the chat template refused, or cannot be used
+    │   └── TemplateLimitError                        the chat template took too long or wrote too much
+    ├── DownloadError (OSError)                       a model could not be fetched
+    │   └── HashMismatchError (ValueError)            what was fetched is not what was asked for
+    ├── StorageError (OSError)                        the disk is full, read-only or gone
+    ├── GenerationError
+    │   ├── BusyError (RuntimeError)                  the model is in the middle of another reply
+    │   ├── ContextOverflowError (ValueError)         the prompt is longer than the context
+    │   └── NumericalError (ArithmeticError)          the model gave logits that are not numbers
+    └── BackendError (RuntimeError)
+        └── BackendUnavailableError                   the hardware or its driver is not here
+
+An error is also the builtin that it resembles, carries its data as attributes, and its message is one sentence
+that names the value, the limit and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class OnhandError(Exception):
+    """The root of the tree. Catching it catches everything that onhand raises on purpose."""
+
+
+class OptionError(OnhandError, ValueError):
+    """A setting is out of its range. Attributes: name, value, allowed."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        self.name = name
+        self.value = value
+        self.allowed = allowed
+        super().__init__(f"{name} is {value!r}; it takes {allowed}")
+
+
+class ModelError(OnhandError):
+    """Something about a model."""
+
+
+class ModelNotFoundError(ModelError, LookupError):
+    """No model of that name is on this device. Attributes: name, suggestions."""
+
+    def __init__(self, name: str, remedy: str, suggestions: Sequence[str] = ()) -> None:
+        self.name = name
+        self.suggestions = tuple(suggestions)
+        nearest = f"; did you mean {' or '.join(suggestions)}?" if suggestions else ""
+        super().__init__(f"there is no model named {name!r} on this device{nearest} {remedy}".rstrip())
+
+
+class ModelExistsError(ModelError, FileExistsError):
+    """The name is taken by another model. Attribute: name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"a different model is already named {name!r}: choose another name, or remove that one first")
+
+
+class ModelFormatError(ModelError, ValueError):
+    """The file is not what it claims to be. Attributes: path, problem."""
+
+    def __init__(self, path: Path | str, problem: str) -> None:
+        self.path = Path(path)
+        self.problem = problem
+        super().__init__(f"{self.path.name}: {problem}")
+
+
+class UnsupportedArchitectureError(ModelFormatError):
+    """A sound file of a model that we cannot run. Attributes: architecture, supported."""
+
+    def __init__(self, path: Path | str, architecture: str, supported: Sequence[str], detail: str = "") -> None:
+        self.architecture = architecture
+        self.supported = tuple(supported)
+        why = f" ({detail})" if detail else ""
+        super().__init__(
+            path, f"architecture {architecture!r} is not supported{why}; supported are {', '.join(supported)}"
+        )
+
+
+class UnsupportedQuantizationError(ModelFormatError):
+    """A sound file with a block type that we cannot read. Attributes: tensor, type_name, supported."""
+
+    def __init__(self, path: Path | str, tensor: str, type_name: str, supported: Sequence[str]) -> None:
+        self.tensor = tensor
+        self.type_name = type_name
+        self.supported = tuple(supported)
+        super().__init__(
+            path,
+            f"tensor {tensor!r} is stored as {type_name}, which is not read; readable are {', '.join(supported)}",
+        )
+
+
+class UnsafeFormatError(ModelFormatError):
+    """A pickle or an archive: opening it could run code, so it is never opened."""
+
+
+class TemplateError(OnhandError, ValueError):
+    """The chat template refused these messages, or cannot be compiled. Attribute: problem."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(f"chat template: {problem}")
+
+
+class TemplateLimitError(TemplateError):
+    """The chat template took too long or wrote too much."""
+
+
+class DownloadError(OnhandError, OSError):
+    """A model could not be fetched. Nothing half-written stays behind."""
+
+
+class HashMismatchError(DownloadError, ValueError):
+    """What was fetched is not what was asked for. Attributes: what, expected, found (sha256, hex)."""
+
+    def __init__(self, what: str, expected: str, found: str) -> None:
+        self.what = what
+        self.expected = expected
+        self.found = found
+        super().__init__(
+            f"{what} has sha256 {found}, expected {expected}: altered or cut short, and now deleted; fetch it again"
+        )
+
+
+class StorageError(OnhandError, OSError):
+    """The disk is full, read-only or gone. Nothing half-written stays behind."""
+
+
+class GenerationError(OnhandError):
+    """A reply could not be generated. The conversation is as it was before the question."""
+
+
+class BusyError(GenerationError, RuntimeError):
+    """The model is in the middle of another reply."""
+
+    def __init__(self) -> None:
+        super().__init__("the model is in the middle of another reply: read that stream to its end or close it first")
+
+
+class ContextOverflowError(GenerationError, ValueError):
+    """The prompt is longer than the context. Attributes: prompt_tokens, context_tokens."""
+
+    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens and the context holds {context_tokens}, one of them for the reply: "
+            "shorten the conversation, or open the model with a larger context_tokens"
+        )
+
+
+class NumericalError(GenerationError, ArithmeticError):
+    """The model gave logits that are not numbers. Attribute: step, the tokens generated before it."""
+
+    def __init__(self, step: int, problem: str) -> None:
+        self.step = step
+        super().__init__(
+            f"the model's output is not usable after {step} tokens: {problem}; no token was made up for it"
+        )
+
+
+class BackendError(OnhandError, RuntimeError):
+    """A backend failed. Attribute: backend."""
+
+    def __init__(self, backend: str, problem: str) -> None:
+        self.backend = backend
+        super().__init__(f"backend {backend}: {problem}")
+
+
+class BackendUnavailableError(BackendError):
+    """The hardware or its driver is not here; the message says what is missing and how to get it."""

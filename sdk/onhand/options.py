@@ -1,0 +1,110 @@
+"""Settings: frozen, keyword-only, checked once, with units in the names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onhand.errors import OptionError
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_SEED = 2**64 - 1
+
+
+def _number(name: str, value: float, low: float, high: float, allowed: str) -> None:
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or not low <= value <= high:
+        raise OptionError(name, value, allowed)
+
+
+def _whole(name: str, value: int | None, low: int, high: float, allowed: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise OptionError(name, value, allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions:
+    """How a reply is generated.
+
+    max_tokens: most tokens to generate, the prompt not counted; None generates until the context is full; 0 reads the
+        prompt and gives an empty reply that ended by "length".
+    temperature: 0 is greedy (the highest logit, the lowest id on ties) and ignores the other filters.
+    top_k: keep this many of the likeliest tokens; 0 keeps all.
+    top_p: keep the likeliest tokens up to this total probability (Holtzman et al. 2020).
+    min_p: keep tokens at least this fraction as likely as the likeliest (Nguyen et al. 2024).
+    repetition_penalty: divides a positive and multiplies a negative logit of a recent token (Keskar et al. 2019).
+    presence_penalty, frequency_penalty: subtracted once, or once per occurrence, from a recent token's logit.
+    penalty_window_tokens: recent means among this many of the tokens last generated in this reply; the prompt never
+        counts, so that an answer keeps the prompt's language and names.
+    seed: None draws one, which the reply reports; every other number, 0 included, repeats the same reply.
+    stop: the reply ends before the first of these strings.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.7
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_window_tokens: int = 256
+    seed: int | None = None
+    stop: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 0, math.inf, "a whole number from 0, or None")
+        _number("temperature", self.temperature, 0, 100, "0 (greedy) to 100")
+        _whole("top_k", self.top_k, 0, math.inf, "a whole number from 0 (all tokens)")
+        _number("top_p", self.top_p, 0, 1, "0 to 1")
+        _number("min_p", self.min_p, 0, 1, "0 to 1")
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100, "0.01 to 100 (1 is off)")
+        _number("presence_penalty", self.presence_penalty, -100, 100, "-100 to 100 (0 is off)")
+        _number("frequency_penalty", self.frequency_penalty, -100, 100, "-100 to 100 (0 is off)")
+        _whole("penalty_window_tokens", self.penalty_window_tokens, 0, math.inf, "a whole number from 0")
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, MAX_SEED, "a whole number from 0 to 2**64 - 1, or None to draw one")
+        self._check_stop()
+
+    def _check_stop(self) -> None:
+        if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
+            raise OptionError("stop", self.stop, "a list of strings")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise OptionError("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")
+        for text in self.stop:
+            if not 1 <= len(text) <= MAX_STOP_CHARS:
+                raise OptionError("stop", text, f"strings of 1 to {MAX_STOP_CHARS} characters")
+        object.__setattr__(self, "stop", tuple(self.stop))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOptions:
+    """What the KV cache holds.
+
+    context_tokens: most tokens of prompt and reply together; None takes the model's own limit, at most 8192.
+    """
+
+    context_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.context_tokens is not None:
+            _whole("context_tokens", self.context_tokens, 8, 2**24, "a whole number from 8 to 2**24, or None")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """Where a model runs.
+
+    device: "auto", or the name of one backend that must be used.
+    threads: CPU threads; None takes the physical performance cores that this process may use.
+    """
+
+    device: str = "auto"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None:
+            _whole("threads", self.threads, 1, 1024, "a whole number from 1 to 1024, or None")

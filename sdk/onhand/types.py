@@ -1,0 +1,84 @@
+"""The values that go in and out of a conversation. All frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+"""Who speaks."""
+
+FinishReason = Literal["stop", "length"]
+"""Why a reply ended: the model or a stop string ended it, or a limit cut it."""
+
+Progress = Callable[[str, int, int], None]
+"""Told (what, done, total) while something long runs; the units of done and total are alike, total >= 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a reply took.
+
+    prompt_tokens counts the whole prompt with the template's own tokens; cached_tokens is the part of it whose KV was
+    reused; completion_tokens counts every generated token, the end-of-turn token included.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A finished reply.
+
+    seed reproduces it with the same model, options and messages. stop_string is the one that matched, if one did.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    seed: int
+    stop_string: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillEvent:
+    """The prompt is being read: done_tokens of total_tokens are in the cache. Sent after every chunk but the last."""
+
+    done_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextEvent:
+    """The next piece of the reply: whole characters, never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DoneEvent:
+    """The last event of a stream that was read to its end."""
+
+    reply: Reply
+
+
+Event = PrefillEvent | TextEvent | DoneEvent
+"""What a stream yields."""
