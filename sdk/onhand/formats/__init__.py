@@ -1,0 +1,1 @@
+"""Model files: readers that never trust what they read."""
