@@ -1,0 +1,105 @@
+"""The compiled form of a model for the CPU, kept in the model's package folder and rebuilt when anything changes.
+
+cpu/
+  manifest.json    what it was built from and with; written last, so that a folder with one is whole
+  decoder.onnx     the graph that multiplies in int8
+  exact.onnx       the same with float32 products, to check against (see bench/accuracy.py)
+  decoder.bin      the tensors of both
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import onnxruntime as ort
+
+from onhand.errors import StorageError
+from onhand.formats.gguf import GgufFile
+from onhand.formats.gguf_spec import read_spec
+from onhand.formats.package import ModelPackage, read_json, write_json
+from onhand.formats.spec import DecoderSpec
+from onhand.types import Progress
+
+ARTIFACT_FORMAT = 1
+"""Raise it with every change of the graph or of how weights are carried over."""
+
+MANIFEST = "manifest.json"
+INT8, FLOAT32 = 4, 1  # MatMulNBits' accuracy levels
+
+
+def artifact_folder(package: ModelPackage) -> Path:
+    """Where the compiled form lies."""
+    return package.folder / "cpu"
+
+
+def manifest_of(package: ModelPackage, spec: DecoderSpec) -> dict[str, object]:
+    """What a compiled form depends on; when any of it changes the form is stale."""
+    described = json.dumps(dataclasses.asdict(spec), sort_keys=True)
+    return {
+        "format": ARTIFACT_FORMAT,
+        "source_sha256": package.sha256,
+        "spec_sha256": hashlib.sha256(described.encode()).hexdigest(),
+        "onnxruntime": ort.__version__,
+    }
+
+
+def is_current(package: ModelPackage, spec: DecoderSpec) -> bool:
+    """Whether the compiled form is there and built from just this with just these versions."""
+    folder = artifact_folder(package)
+    found = read_json(folder / MANIFEST)
+    return found is not None and found == manifest_of(package, spec) | {"file_bytes": _file_bytes(folder)}
+
+
+def _file_bytes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+
+
+def compile_package(package: ModelPackage, progress: Progress | None = None) -> None:
+    """Build the compiled form unless it is current. Raises ModelFormatError, StorageError; leaves no half of one."""
+    with GgufFile.open(package.weights) as file:
+        spec = read_spec(file)
+        if is_current(package, spec):
+            return
+        target = artifact_folder(package)
+        part = target.with_name(f"{target.name}.part-{os.getpid()}")
+        try:
+            part.mkdir()
+            _build(file, spec, part, progress)
+            write_json(part / MANIFEST, manifest_of(package, spec) | {"file_bytes": _file_bytes(part)})
+            shutil.rmtree(target, ignore_errors=True)
+            part.rename(target)
+        except OSError as error:
+            if is_current(package, spec):
+                return  # another process was quicker
+            raise StorageError(f"the compiled model cannot be written to {target}: {error.strerror}") from error
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _build(file: GgufFile, spec: DecoderSpec, folder: Path, progress: Progress | None) -> None:
+    # Imported here because it brings onnx, which takes a quarter of a second that a later start does not need.
+    from onhand_cpu.decoder import build_decoder
+    from onhand_cpu.graph import TensorFile
+
+    total = sum(tensor.nbytes for tensor in file.tensors.values())
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress("compiling for the CPU", min(done, total), total)
+
+    with TensorFile(folder / "decoder.bin") as tensors:
+        model = build_decoder(spec, file, tensors, accuracy_level=INT8, advance=advance)
+    (folder / "decoder.onnx").write_bytes(model.SerializeToString())
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = FLOAT32
+    (folder / "exact.onnx").write_bytes(model.SerializeToString())

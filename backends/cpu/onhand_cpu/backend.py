@@ -1,0 +1,54 @@
+"""The backend that `onhand.backends` finds under the name "cpu"."""
+
+from __future__ import annotations
+
+import platform
+
+import onnxruntime as ort
+
+from onhand.backends import Probe
+from onhand.errors import BackendError, OptionError
+from onhand.formats.gguf import GgufFile
+from onhand.formats.gguf_spec import read_spec
+from onhand.formats.package import ModelPackage
+from onhand.options import CacheOptions, DeviceOptions
+from onhand.types import Progress
+from onhand_cpu.artifact import artifact_folder, compile_package
+from onhand_cpu.runtime import CpuRuntime
+from onhand_cpu.threads import default_threads
+
+DEFAULT_CONTEXT_TOKENS = 8192
+"""The context where neither the user nor the model asks for less."""
+
+
+class CpuBackend:
+    """ONNX Runtime's CPU provider."""
+
+    name = "cpu"
+
+    def probe(self) -> Probe:
+        """Always available: what this machine's processor offers."""
+        facts = {"onnxruntime": ort.__version__, "threads": str(default_threads()), "processor": platform.machine()}
+        return Probe(available=True, detail=f"{facts['threads']} threads, ONNX Runtime {ort.__version__}", facts=facts)
+
+    def prepare(self, package: ModelPackage, progress: Progress | None = None) -> None:
+        """Compile the weights into the package's folder, unless that was done and nothing has changed since."""
+        compile_package(package, progress)
+
+    def load(self, package: ModelPackage, cache: CacheOptions, device: DeviceOptions) -> CpuRuntime:
+        """Load a prepared package. Raises OptionError for a context longer than the model's, BackendError."""
+        with GgufFile.open(package.weights) as file:
+            spec = read_spec(file)
+        context = cache.context_tokens or min(spec.context_tokens, DEFAULT_CONTEXT_TOKENS)
+        if context > spec.context_tokens:
+            raise OptionError(
+                "context_tokens", context, f"at most {spec.context_tokens}, what {package.name} was trained for"
+            )
+        model = artifact_folder(package) / "decoder.onnx"
+        if not model.exists():
+            raise BackendError(self.name, f"{package.name} was not prepared: call prepare first")
+        threads = device.threads or default_threads()
+        return CpuRuntime(spec, model, threads=threads, context_tokens=context)
+
+
+backend = CpuBackend()

@@ -1,0 +1,168 @@
+"""Builds the ONNX graph of a decoder from its DecoderSpec: one conversation, any number of new tokens a run.
+
+Inputs: ids, positions (1, tokens) int64; rows (logits,) int64, which of the tokens logits are wanted for; past_length,
+total_length, new_tokens int32, the KV cache's bookkeeping; cos and sin for each kind of RoPE; keys.i and values.i,
+(1, kv_heads, capacity, head_size), which the graph writes in place. Outputs: logits (logits, vocab) float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx
+
+from onhand.formats.gguf import GgufFile
+from onhand.formats.spec import DecoderSpec, LayerSpec
+from onhand_cpu.graph import Graph, TensorFile
+from onhand_cpu.weights import Weights
+
+
+def build_decoder(
+    spec: DecoderSpec, file: GgufFile, tensors: TensorFile, *, accuracy_level: int, advance: Callable[[int], None]
+) -> onnx.ModelProto:
+    """The graph, its tensors written to `tensors` on the way. advance: told the bytes of `file` carried over."""
+    graph = Graph(tensors)
+    weights = Weights(file, graph, accuracy_level, advance)
+    return _Decoder(spec, graph, weights).build()
+
+
+class _Decoder:
+    def __init__(self, spec: DecoderSpec, graph: Graph, weights: Weights) -> None:
+        self.spec = spec
+        self.g = graph
+        self.weights = weights
+        self.ropes = spec.ropes
+
+    def build(self) -> onnx.ModelProto:
+        spec, g = self.spec, self.g
+        self._declare_inputs()
+        embedding = self.weights.store(["token_embd.weight"])
+        residual = self.weights.gather("ids", embedding)
+        if spec.embedding_scale != 1:
+            residual = g.node("Mul", [residual, self._scalar("embedding_scale", spec.embedding_scale)])
+        x = self._norm(residual, "blk.0.attn_norm.weight")
+        for i, layer in enumerate(spec.layers):
+            attended = self._post_norm(self._attention(x, i, layer), f"blk.{i}.post_attention_norm.weight")
+            x, residual = self._add_and_norm(attended, residual, f"blk.{i}.ffn_norm.weight")
+            fed = self._post_norm(self._feed_forward(x, i), f"blk.{i}.post_ffw_norm.weight")
+            last = i + 1 == len(spec.layers)
+            following = "output_norm.weight" if last else f"blk.{i + 1}.attn_norm.weight"
+            if last:  # from here on only the rows whose logits are wanted
+                fed, residual = (g.node("Gather", [v, "rows"], axis=1) for v in (fed, residual))
+            x, residual = self._add_and_norm(fed, residual, following)
+        head = embedding if spec.tied_embeddings else self.weights.store(["output.weight"])
+        self._logits(self.weights.multiply(x, head))
+        return g.finish()
+
+    def _declare_inputs(self) -> None:
+        g, spec = self.g, self.spec
+        for name in ("ids", "positions"):
+            g.input(name, np.int64, [1, "tokens"])
+        g.input("rows", np.int64, ["logits_rows"])
+        g.input("past_length", np.int32, [1])
+        g.input("total_length", np.int32, [1])
+        g.input("new_tokens", np.int32, [1])
+        for i, rope in enumerate(self.ropes):
+            for name in ("cos", "sin"):
+                g.input(f"{name}.{i}", np.float32, ["positions_known", rope.dimensions // 2])
+        shape: Sequence[int | str] = [1, spec.kv_heads, "capacity", spec.head_size]
+        for i in range(len(spec.layers)):
+            for name in ("keys", "values"):
+                g.input(f"{name}.{i}", np.float32, shape)
+                g.output(f"new_{name}.{i}", np.float32, shape)
+
+    def _attention(self, x: str, i: int, layer: LayerSpec) -> str:
+        g, spec = self.g, self.spec
+        rope = self.ropes.index(layer.rope)
+        inputs = [
+            *self._queries_keys_values(x, i),
+            f"keys.{i}",
+            f"values.{i}",
+            "past_length",
+            "total_length",
+            f"cos.{rope}",
+            f"sin.{rope}",
+            "positions",
+            *[""] * 6,
+            "new_tokens",
+        ]
+        attended = g.contrib(
+            "GroupQueryAttention",
+            inputs,
+            [f"attended.{i}", f"new_keys.{i}", f"new_values.{i}"],
+            num_heads=spec.heads,
+            kv_num_heads=spec.kv_heads,
+            scale=spec.attention_scale,
+            softcap=spec.attention_softcap or 0.0,
+            local_window_size=layer.window or -1,
+            do_rotary=1,
+            rotary_interleaved=int(layer.rope.interleaved),
+        )
+        return self.weights.linear(attended, [f"blk.{i}.attn_output.weight"])
+
+    def _queries_keys_values(self, x: str, i: int) -> list[str]:
+        """GroupQueryAttention's first three inputs: one packed product where the file and the norms allow it."""
+        spec = self.spec
+        if spec.fused_qkv:
+            return [self.weights.linear(x, [f"blk.{i}.attn_qkv.weight"]), "", ""]
+        names = [f"blk.{i}.attn_{part}.weight" for part in "qkv"]
+        if self.weights.can_stack(names) and not spec.qk_norm:
+            return [self.weights.linear(x, names), "", ""]
+        q, k, v = (self.weights.linear(x, [name]) for name in names)
+        if spec.qk_norm:
+            q = self._head_norm(q, spec.heads, f"blk.{i}.attn_q_norm.weight")
+            k = self._head_norm(k, spec.kv_heads, f"blk.{i}.attn_k_norm.weight")
+        return [q, k, v]
+
+    def _head_norm(self, x: str, heads: int, name: str) -> str:
+        """RMSNorm over each head: GroupQueryAttention can do that itself, but not on the CPU."""
+        g, size = self.g, self.spec.head_size
+        split = g.constant(f"heads_shape.{heads}", np.array([1, -1, heads, size], np.int64))
+        whole = g.constant(f"values_shape.{heads}", np.array([1, -1, heads * size], np.int64))
+        return g.node("Reshape", [self._norm(g.node("Reshape", [x, split]), name), whole])
+
+    def _feed_forward(self, x: str, i: int) -> str:
+        g, spec = self.g, self.spec
+        if spec.fused_gate_up:
+            both = self.weights.linear(x, [f"blk.{i}.ffn_up.weight"])
+            names = [f"gate.{i}", f"up.{i}"]
+            g.node("Split", [both], names, axis=-1, num_outputs=2)
+            gate, up = names
+        else:
+            gate, up = (self.weights.linear(x, [f"blk.{i}.ffn_{part}.weight"]) for part in ("gate", "up"))
+        if spec.activation == "silu":
+            active = g.contrib("QuickGelu", [gate], alpha=1.0)
+        else:
+            active = g.contrib("FastGelu", [gate])
+        return self.weights.linear(g.node("Mul", [active, up]), [f"blk.{i}.ffn_down.weight"])
+
+    def _logits(self, y: str) -> None:
+        g, softcap = self.g, self.spec.logit_softcap
+        if softcap:
+            cap = self._scalar("logit_softcap", softcap)
+            y = g.node("Mul", [g.node("Tanh", [g.node("Div", [y, cap])]), cap])
+        first = g.constant("first_axis", np.array([0], np.int64))
+        g.node("Squeeze", [y, first], ["logits"])
+        g.output("logits", np.float32, ["logits_rows", self.spec.vocab_size])
+
+    def _norm(self, x: str, name: str) -> str:
+        weight = self.weights.vector(name)
+        return self.g.node("SimplifiedLayerNormalization", [x, weight], axis=-1, epsilon=self.spec.norm_epsilon)
+
+    def _add_and_norm(self, x: str, residual: str, name: str) -> tuple[str, str]:
+        """(norm(x + residual), x + residual)."""
+        total = f"{name}.residual"
+        normed = self.g.contrib(
+            "SkipSimplifiedLayerNormalization",
+            [x, residual, self.weights.vector(name)],
+            [f"{name}.normed", "", "", total],
+            epsilon=self.spec.norm_epsilon,
+        )
+        return normed, total
+
+    def _post_norm(self, x: str, name: str) -> str:
+        return self._norm(x, name) if self.spec.post_norms else x
+
+    def _scalar(self, name: str, value: float) -> str:
+        return self.g.constant(name, np.array(value, np.float32))

@@ -1,0 +1,210 @@
+"""What tests of apps and of third-party backends need: a scripted runtime, and the contract of every backend."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from onhand.backends import Batch, CacheShape, Chunk, DecoderRuntime, Logits
+from onhand.errors import BackendError, ContextOverflowError, OptionError
+from onhand.formats.spec import DecoderSpec, LayerSpec, RopeSpec
+
+Step = int | npt.NDArray[np.float32] | Exception
+"""What a scripted runtime answers for one row: the id that shall win, whole logits (vocab,), or an error to raise."""
+
+
+class ScriptedRuntime:
+    """A DecoderRuntime that answers from a script, one step for each row of logits that is asked for.
+
+    Used to test everything above a runtime without a model. After the script's end every row gives `end_id`.
+    """
+
+    def __init__(self, script: Iterable[Step], *, vocab_size: int, end_id: int, context_tokens: int = 4096) -> None:
+        self.spec = _spec(vocab_size, context_tokens)
+        self.cache = CacheShape(slots=1, tokens=context_tokens, bytes_per_token=self.spec.kv_values_per_token * 4)
+        self.held: list[int] = []
+        self.forwarded: list[int] = []
+        self._script = iter(script)
+        self._end_id = end_id
+        self._closed = False
+
+    def forward(self, batch: Batch) -> Logits:
+        """Append tokens; answer from the script. `forwarded` records how many tokens each call brought."""
+        if self._closed:
+            raise BackendError("scripted", "the model was closed")
+        rows = []
+        for chunk in batch:
+            self._check(chunk)
+            wanted = {"none": 0, "last": 1, "all": len(chunk.tokens)}[chunk.rows]
+            rows += [self._answer() for _ in range(wanted)]
+            self.held.extend(chunk.tokens)
+            self.forwarded.append(len(chunk.tokens))
+        return np.stack(rows) if rows else np.empty((0, self.spec.vocab_size), np.float32)
+
+    def length(self, slot: int) -> int:
+        """How many tokens the slot holds."""
+        self._check_slot(slot)
+        return len(self.held)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget all but the slot's first `length` tokens."""
+        self._check_slot(slot)
+        if not 0 <= length <= len(self.held):
+            raise OptionError("length", length, f"0 to {len(self.held)}")
+        del self.held[length:]
+
+    def close(self) -> None:
+        """Refuse everything from now on."""
+        self._closed = True
+
+    def _check(self, chunk: Chunk) -> None:
+        self._check_slot(chunk.slot)
+        if not chunk.tokens or not all(0 <= token < self.spec.vocab_size for token in chunk.tokens):
+            raise OptionError("tokens", chunk.tokens, f"at least one id, each from 0 to {self.spec.vocab_size - 1}")
+        if len(self.held) + len(chunk.tokens) > self.cache.tokens:
+            raise ContextOverflowError(len(self.held) + len(chunk.tokens), self.cache.tokens)
+
+    def _check_slot(self, slot: int) -> None:
+        if slot != 0:
+            raise OptionError("slot", slot, "0")
+
+    def _answer(self) -> npt.NDArray[np.float32]:
+        step = next(self._script, self._end_id)
+        if isinstance(step, Exception):
+            raise step
+        if isinstance(step, np.ndarray):
+            return step
+        logits = np.zeros(self.spec.vocab_size, np.float32)
+        logits[step] = 100.0
+        return logits
+
+
+def _spec(vocab_size: int, context_tokens: int) -> DecoderSpec:
+    rope = RopeSpec(base=10_000.0, dimensions=2, interleaved=False)
+    return DecoderSpec(
+        architecture="scripted",
+        vocab_size=vocab_size,
+        hidden_size=2,
+        ffn_size=2,
+        heads=1,
+        kv_heads=1,
+        head_size=2,
+        context_tokens=context_tokens,
+        norm_epsilon=1e-5,
+        layers=(LayerSpec(rope=rope),),
+        attention_scale=1.0,
+    )
+
+
+class BackendContract(ABC):
+    """What every DecoderRuntime must do; pytest runs it from a subclass that says how to open one.
+
+        class TestMyBackend(BackendContract):
+            def open_runtime(self) -> DecoderRuntime:
+                return my_backend.load(...)
+
+    open_runtime: a new runtime, empty, of a model with at least 20 tokens of vocabulary and 64 of context; its context
+    should be small, for one test fills it. tolerance: the largest difference of logits between one way of cutting a
+    prompt and another, as a share of their range; a backend that multiplies in int8 rounds differently by chunk.
+    """
+
+    tolerance = 1e-3
+    prompt: Sequence[int] = (3, 17, 5, 11, 2, 19, 7, 7, 13, 1, 4, 16)
+
+    @abstractmethod
+    def open_runtime(self) -> DecoderRuntime:
+        """A new, empty runtime."""
+
+    def _logits(self, runtime: DecoderRuntime, tokens: Sequence[int]) -> Logits:
+        return runtime.forward([Chunk(slot=0, tokens=tokens, rows="all")]).copy()
+
+    def _assert_close(self, found: Logits, expected: Logits) -> None:
+        assert found.shape == expected.shape
+        span = float(expected.max() - expected.min())
+        assert float(np.abs(found - expected).max()) <= self.tolerance * span
+
+    def test_logits_are_finite_float32_one_row_a_token(self) -> None:
+        """Shape, type and numbers."""
+        runtime = self.open_runtime()
+        logits = self._logits(runtime, self.prompt)
+        assert logits.shape == (len(self.prompt), runtime.spec.vocab_size)
+        assert logits.dtype == np.float32
+        assert np.isfinite(logits).all()
+        runtime.close()
+
+    def test_any_chunking_gives_the_logits_of_one_chunk(self) -> None:
+        """Chunks of 1, 2 and 5 tokens."""
+        runtime = self.open_runtime()
+        expected = self._logits(runtime, self.prompt)
+        for size in (1, 2, 5):
+            runtime.truncate(0, 0)
+            cuts = range(0, len(self.prompt), size)
+            found = np.concatenate([self._logits(runtime, self.prompt[cut : cut + size]) for cut in cuts])
+            self._assert_close(found, expected)
+        runtime.close()
+
+    def test_rows_are_those_asked_for(self) -> None:
+        """Rows none, last and all."""
+        runtime = self.open_runtime()
+        expected = self._logits(runtime, self.prompt)
+        runtime.truncate(0, 0)
+        assert len(runtime.forward([Chunk(slot=0, tokens=self.prompt[:4], rows="none")])) == 0
+        self._assert_close(runtime.forward([Chunk(slot=0, tokens=self.prompt[4:])]), expected[-1:])
+        runtime.close()
+
+    def test_what_was_truncated_leaves_no_trace(self) -> None:
+        """Truncate, append other tokens: as if the first had never been."""
+        runtime = self.open_runtime()
+        expected = self._logits(runtime, self.prompt)
+        runtime.truncate(0, 4)
+        self._logits(runtime, [9, 9, 9, 9, 9, 9, 9, 9, 9, 9])
+        runtime.truncate(0, 4)
+        assert runtime.length(0) == 4
+        self._assert_close(self._logits(runtime, self.prompt[4:]), expected[4:])
+        runtime.close()
+
+    def test_a_context_can_be_filled_to_its_last_token_and_no_further(self) -> None:
+        """The refusal has both numbers and changes nothing."""
+        runtime = self.open_runtime()
+        limit = runtime.cache.tokens
+        for first in range(0, limit, 64):
+            runtime.forward([Chunk(slot=0, tokens=[5] * min(64, limit - first))])
+        _refused(ContextOverflowError, lambda: runtime.forward([Chunk(slot=0, tokens=[5])]))
+        assert runtime.length(0) == limit
+        runtime.truncate(0, limit - 1)
+        assert len(runtime.forward([Chunk(slot=0, tokens=[5])])) == 1
+        runtime.close()
+
+    def test_bad_requests_are_refused_and_change_nothing(self) -> None:
+        """Slots and ids out of range, empty chunks, a truncation that would lengthen."""
+        runtime = self.open_runtime()
+        self._logits(runtime, self.prompt)
+        for chunk in (
+            Chunk(slot=runtime.cache.slots, tokens=[1]),
+            Chunk(slot=0, tokens=[]),
+            Chunk(slot=0, tokens=[runtime.spec.vocab_size]),
+            Chunk(slot=0, tokens=[-1]),
+        ):
+            _refused(OptionError, lambda bad=chunk: runtime.forward([bad]))
+        _refused(OptionError, lambda: runtime.truncate(0, len(self.prompt) + 1))
+        assert runtime.length(0) == len(self.prompt)
+        runtime.close()
+
+    def test_closing_twice_is_allowed_and_ends_it(self) -> None:
+        """A closed runtime refuses with BackendError."""
+        runtime = self.open_runtime()
+        runtime.close()
+        runtime.close()
+        _refused(BackendError, lambda: runtime.forward([Chunk(slot=0, tokens=[1])]))
+
+
+def _refused(kind: type[Exception], call: object) -> None:
+    assert callable(call)
+    try:
+        call()
+    except kind:
+        return
+    raise AssertionError(f"{kind.__name__} was expected")
