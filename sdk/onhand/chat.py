@@ -1,0 +1,71 @@
+"""A conversation with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+
+from onhand.backends import ChatRuntime
+from onhand.errors import OptionError
+from onhand.options import GenerationOptions
+from onhand.types import DoneEvent, Event, Message, Reply, TextEvent
+
+
+class Chat:
+    """A conversation: what was said, and the means to go on. Made by `Model.chat`.
+
+    A question and its reply enter the transcript together, when the reply ends or is closed early with something
+    said; after an error, or a close before the first word, the conversation is as it was before the question.
+    """
+
+    def __init__(self, runtime: ChatRuntime, system: str | None, options: GenerationOptions) -> None:
+        self._runtime = runtime
+        self._messages = [Message("system", system)] if system is not None else []
+        self.options = options
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """What was said so far, the system prompt first."""
+        return tuple(self._messages)
+
+    def stream(self, text: str, options: GenerationOptions | None = None) -> Generator[Event, None, None]:
+        """Ask, and yield the reply as it comes; the last event is DoneEvent.
+
+        Closing the generator cancels the reply within one step and keeps what was said:
+        `with closing(chat.stream(text)) as events`. options: for this reply alone. Raises OptionError for text that
+        cannot be encoded, TemplateError, ContextOverflowError, NumericalError, BusyError.
+        """
+        question = Message("user", _encodable(text))
+        said: list[str] = []
+        ended = False
+        with closing(self._runtime.stream([*self._messages, question], options or self.options)) as events:
+            try:
+                for event in events:
+                    if isinstance(event, TextEvent):
+                        said.append(event.text)
+                    elif isinstance(event, DoneEvent):
+                        ended = True
+                        self._record(question, said)
+                    yield event
+            except (GeneratorExit, KeyboardInterrupt):
+                if said and not ended:
+                    self._record(question, said)
+                raise
+
+    def ask(self, text: str, options: GenerationOptions | None = None) -> Reply:
+        """Ask, and wait for the whole reply: the stream, joined."""
+        for event in self.stream(text, options):
+            if isinstance(event, DoneEvent):
+                return event.reply
+        raise AssertionError("a stream ends with DoneEvent")
+
+    def _record(self, question: Message, said: list[str]) -> None:
+        self._messages += [question, Message("assistant", "".join(said))]
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise OptionError("text", text[error.start : error.end], "text without lone surrogates") from error
+    return text

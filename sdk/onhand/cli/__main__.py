@@ -1,0 +1,5 @@
+"""`python -m onhand.cli` is the `onhand` command."""
+
+from onhand.cli import main
+
+main()

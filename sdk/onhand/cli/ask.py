@@ -1,0 +1,58 @@
+"""`onhand ask`: one question, one answer."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from onhand.cli import flags
+from onhand.cli.console import say_json
+from onhand.cli.flags import DEFAULTS
+from onhand.cli.replies import show_reply
+from onhand.library.catalog import DEFAULT_MODEL
+from onhand.options import GenerationOptions
+
+
+def ask(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help=f"A model's name or file.  [default: {DEFAULT_MODEL}]")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="The question; - or nothing reads it from stdin.")
+    ] = None,
+    system: flags.System = None,
+    temperature: flags.Temperature = DEFAULTS.temperature,
+    max_tokens: flags.MaxTokens = DEFAULTS.max_tokens,
+    seed: flags.Seed = DEFAULTS.seed,
+    top_k: flags.TopK = DEFAULTS.top_k,
+    top_p: flags.TopP = DEFAULTS.top_p,
+    min_p: flags.MinP = DEFAULTS.min_p,
+    threads: flags.Threads = None,
+    context: flags.Context = None,
+    json: flags.Json = False,
+) -> None:
+    """Ask one question. The answer is written as it comes. A single argument is the question."""
+    if text is None:
+        model, text = None, model
+    question = _question(text)
+    options = GenerationOptions(
+        temperature=temperature, max_tokens=max_tokens, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p
+    )
+    with flags.opened(model or DEFAULT_MODEL, threads, context) as opened:
+        chat = opened.chat(system=system, options=options)
+        if json:
+            say_json({"model": opened.name} | asdict(chat.ask(question)))
+        else:
+            show_reply(chat.stream(question))
+
+
+def _question(text: str | None) -> str:
+    if text == "-" or (text is None and not sys.stdin.isatty()):
+        text = sys.stdin.read()
+    if text is None or not text.strip():
+        raise typer.BadParameter("there is no question: give TEXT, or pipe it in")
+    # An argument that is no text in this locale comes with lone surrogates, which no tokenizer takes.
+    return text.encode("utf-8", "replace").decode("utf-8")

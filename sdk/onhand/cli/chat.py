@@ -1,0 +1,96 @@
+"""`onhand chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onhand.cli import flags
+from onhand.cli.console import complain, note
+from onhand.cli.flags import DEFAULTS
+from onhand.cli.replies import InterruptNotes, show_reply
+from onhand.errors import OnhandError
+from onhand.library.catalog import DEFAULT_MODEL
+from onhand.options import GenerationOptions
+
+if TYPE_CHECKING:
+    from onhand.chat import Chat
+
+HELP = "/reset begins anew · /quit or Ctrl-D leaves · Ctrl-C stops a reply"
+
+
+def chat(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's name or file.")] = DEFAULT_MODEL,
+    system: flags.System = None,
+    temperature: flags.Temperature = DEFAULTS.temperature,
+    max_tokens: flags.MaxTokens = DEFAULTS.max_tokens,
+    seed: flags.Seed = DEFAULTS.seed,
+    top_k: flags.TopK = DEFAULTS.top_k,
+    top_p: flags.TopP = DEFAULTS.top_p,
+    min_p: flags.MinP = DEFAULTS.min_p,
+    threads: flags.Threads = None,
+    context: flags.Context = None,
+) -> None:
+    """Chat in the terminal. When stdin is piped, each of its lines is a question."""
+    options = GenerationOptions(
+        temperature=temperature, max_tokens=max_tokens, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p
+    )
+    with flags.opened(model, threads, context) as opened:
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            note(f"{opened.name} · {HELP}")
+            _converse(lambda: opened.chat(system=system, options=options))
+        else:
+            piped = opened.chat(system=system, options=options)
+            for question in filter(None, map(str.strip, sys.stdin)):
+                show_reply(piped.stream(question))
+
+
+def _converse(begin: Callable[[], Chat]) -> None:
+    """Talk with the person at the terminal until they leave. begin: starts an empty conversation."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  input() then edits lines and remembers them, in memory alone
+    chat = begin()
+    for question in _questions():
+        if question == "/help":
+            note(HELP)
+        elif question == "/reset":
+            chat = begin()
+            note("a new conversation")
+        else:
+            _answer(chat, question)
+
+
+def _answer(chat: Chat, question: str) -> None:
+    try:
+        with InterruptNotes() as interrupts:
+            show_reply(chat.stream(question), stop=lambda: interrupts.noted)
+    except OnhandError as error:
+        complain(str(error))  # the conversation is as it was before the question
+        note("/reset begins anew")
+
+
+def _questions() -> Iterator[str]:
+    """What is typed, line by line, until /quit, Ctrl-D, or a second Ctrl-C in a row."""
+    interrupted = False
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            note("")
+            return
+        except KeyboardInterrupt:
+            note("")
+            if interrupted:
+                return
+            interrupted = True
+            note("Ctrl-C once more leaves")
+            continue
+        interrupted = False
+        if line == "/quit":
+            return
+        if line:
+            yield line

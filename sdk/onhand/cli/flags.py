@@ -1,0 +1,40 @@
+"""The arguments and options that commands share, and what they are turned into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onhand.cli.console import progress_bars
+from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
+
+if TYPE_CHECKING:
+    from onhand.model import Model
+
+DEFAULTS = GenerationOptions()
+
+System = Annotated[str | None, typer.Option("--system", "-s", help="What the model is told before the conversation.")]
+Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens in a reply.  [default: until the context is full]")]
+Seed = Annotated[int | None, typer.Option(help="Repeats a reply.  [default: a new one each time]")]
+TopK = Annotated[int, typer.Option(help="Choose among this many of the likeliest tokens; 0 among all.")]
+TopP = Annotated[float, typer.Option(help="Choose among the likeliest tokens up to this total probability.")]
+MinP = Annotated[float, typer.Option(help="Choose among tokens at least this fraction as likely as the likeliest.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.  [default: physical cores]")]
+Context = Annotated[int | None, typer.Option(help="Tokens of prompt and reply together.  [default: the model's]")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextmanager
+def opened(name_or_path: str, threads: int | None, context: int | None) -> Iterator[Model]:
+    """A model, opened behind a progress bar, closed when the block ends."""
+    from onhand.model import open as open_model  # not above: it takes numpy and the tokenizers
+
+    device, cache = DeviceOptions(threads=threads), CacheOptions(context_tokens=context)
+    with progress_bars() as progress:
+        model = open_model(name_or_path, device=device, cache=cache, progress=progress)
+    with model:
+        yield model

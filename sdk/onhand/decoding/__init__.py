@@ -1,0 +1,1 @@
+"""From logits to text: sampling, detokenization, stop strings, and the token loop over a DecoderRuntime."""

@@ -1,0 +1,137 @@
+"""Opens a model of this device and makes conversations with it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from onhand.backends import DecoderRuntime, choose_backend
+from onhand.chat import Chat
+from onhand.decoding.completion import Completion
+from onhand.decoding.token_chat import TokenChat
+from onhand.errors import ModelFormatError, TemplateError
+from onhand.formats.gguf import GgufFile
+from onhand.formats.package import ModelPackage
+from onhand.formats.spec import DecoderSpec
+from onhand.formats.tokenizer import Tokenizer
+from onhand.library import ModelStore, data_folder
+from onhand.library import pull as pull_model
+from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
+from onhand.prompts.encode import PromptEncoder
+from onhand.prompts.template import ChatTemplate
+from onhand.types import Event, Progress
+
+
+class Model:
+    """A loaded model. Made by `open`; a context manager, which closes it.
+
+    backend: the name of the backend that runs it. prompt_policy: how messages are fitted to the model's chat template,
+    for people to read.
+    """
+
+    def __init__(self, package: ModelPackage, backend: str, runtime: DecoderRuntime, tokenizer: Tokenizer) -> None:
+        self.package = package
+        self.backend = backend
+        self.tokenizer = tokenizer
+        self._completion = Completion(runtime, tokenizer)
+        encoder, problem = _encoder(tokenizer)
+        self._runtime = TokenChat(self._completion, encoder, problem)
+        self.prompt_policy = problem if encoder is None else str(encoder.policy)
+
+    @property
+    def name(self) -> str:
+        """The name under which the model is stored."""
+        return self.package.name
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """The architecture."""
+        return self._completion.runtime.spec
+
+    @property
+    def context_tokens(self) -> int:
+        """The most tokens that prompt and reply may have together."""
+        return self._completion.runtime.cache.tokens
+
+    def chat(self, system: str | None = None, options: GenerationOptions | None = None) -> Chat:
+        """Begin a conversation. options: for every reply that is not asked with its own."""
+        return Chat(self._runtime, system, options or GenerationOptions())
+
+    def complete(self, text: str, options: GenerationOptions | None = None) -> Generator[Event, None, None]:
+        """Continue a text as it stands, with no chat template: what a base model does. Raises as `Chat.stream`."""
+        ids = self.tokenizer.encode(text)
+        if self.tokenizer.add_bos and self.tokenizer.bos_id is not None:
+            ids = [self.tokenizer.bos_id, *ids]
+        yield from self._completion.stream(ids, options or GenerationOptions())
+
+    def close(self) -> None:
+        """Give back memory and threads. Closing twice is allowed."""
+        self._runtime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _encoder(tokenizer: Tokenizer) -> tuple[PromptEncoder | None, str]:
+    """The encoder of the model's chat template, or why there is none: then only `complete` works."""
+    if not tokenizer.chat_template:
+        return None, "this model has no chat template: it is a base model, use complete"
+    try:
+        texts = {token: text for text, token in tokenizer.scaffold_tokens.items()}
+        bos, eos = (texts.get(token, "") if token is not None else "" for token in (tokenizer.bos_id, tokenizer.eos_id))
+        template = ChatTemplate(tokenizer.chat_template, bos=bos, eos=eos)
+        return PromptEncoder(template, tokenizer), ""
+    except TemplateError as error:
+        return None, error.problem
+
+
+def open(
+    model: str | Path,
+    *,
+    pull: bool = False,
+    device: DeviceOptions | str = "auto",
+    cache: CacheOptions | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Load a model: the name of one in the library, or the path of a GGUF file, which joins the library on the way.
+
+    pull: fetch the model first if it is in the catalogue and not on this device; without it nothing is ever fetched.
+    The first load compiles the model for its backend; progress is told. Raises ModelNotFoundError, ModelFormatError,
+    DownloadError, StorageError, OptionError, BackendError.
+    """
+    devices = DeviceOptions(device=device) if isinstance(device, str) else device
+    package = _package(model, pull=pull, progress=progress)
+    backend = choose_backend(devices.device)
+    backend.prepare(package, progress)
+    tokenizer = _tokenizer(package)
+    return Model(package, backend.name, backend.load(package, cache or CacheOptions(), devices), tokenizer)
+
+
+def _package(model: str | Path, *, pull: bool, progress: Progress | None) -> ModelPackage:
+    store = ModelStore(data_folder())
+    if isinstance(model, Path) or model.endswith(".gguf"):
+        return store.add(Path(model), None, progress)
+    if pull and model not in {package.name for package in store.list()}:
+        return pull_model(model, store, progress)
+    return store.get(model)
+
+
+def _tokenizer(package: ModelPackage) -> Tokenizer:
+    """The model's tokenizer: the one saved in its folder, or rebuilt from the weights and saved there."""
+    saved = package.folder / f"tokenizer-{package.sha256[:16]}.npz"
+    if saved.exists():
+        try:
+            return Tokenizer.load(saved)
+        except ModelFormatError:
+            pass  # damaged or of another version: it is only a copy of what the weights hold
+    with GgufFile.open(package.weights) as file:
+        tokenizer = Tokenizer.from_gguf(file)
+    tokenizer.save(saved)
+    return tokenizer

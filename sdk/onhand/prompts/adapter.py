@@ -1,0 +1,177 @@
+"""Fits conversations to templates that know fewer roles or orders than we do, and proves that nothing was lost.
+
+Some templates have no system role, want user and assistant to take turns, or drop silently what they do not know. One
+look at a template with known messages finds that out; the policy says in words what is done about it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from onhand.errors import TemplateError, TemplateLimitError
+from onhand.prompts.template import ChatTemplate
+from onhand.types import Message, Role
+
+SEPARATOR = "\n\n"
+"""Stands between texts that are merged into one turn."""
+
+END_OF_THOUGHT = "</think>"
+"""What comes before it in an assistant's turn may be left out: templates of reasoning models do so on purpose."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How messages are changed for a template. str() says it in words.
+
+    content_parts: a content is handed over as a list of one text part, as templates of vision models want it.
+    merge_system: system messages become part of the user turn that follows them.
+    merge_late_system: only those do that come after the first turn.
+    join_system: several system messages at the start become one.
+    merge_neighbours: neighbours of one role become one turn.
+    open_with_user: an empty user turn stands before an assistant turn that opens the conversation.
+    """
+
+    content_parts: bool = False
+    merge_system: bool = False
+    merge_late_system: bool = False
+    join_system: bool = False
+    merge_neighbours: bool = False
+    open_with_user: bool = False
+
+    def __str__(self) -> str:
+        said = {
+            "content as a list of parts": self.content_parts,
+            "system merged into the first user turn": self.merge_system,
+            "later system messages merged into the next user turn": self.merge_late_system,
+            "system messages joined into one": self.join_system,
+            "neighbours of the same role merged": self.merge_neighbours,
+            "an empty user turn before an opening assistant turn": self.open_with_user,
+        }
+        return "; ".join(words for words, true in said.items() if true) or "messages as they are"
+
+
+_PROBES: Sequence[tuple[Sequence[Sequence[Role]], Policy]] = (
+    # conversations that must come out whole, and what to try when one does not
+    ([["user"]], Policy(content_parts=True)),
+    ([["system", "user"]], Policy(merge_system=True)),
+    ([["user", "user"], ["user", "assistant", "assistant", "user"]], Policy(merge_neighbours=True)),
+    ([["system", "system", "user"]], Policy(join_system=True)),
+    ([["user", "assistant", "system", "user"], ["system", "user", "system", "user"]], Policy(merge_late_system=True)),
+    ([["assistant", "user"], ["system", "assistant", "user"]], Policy(open_with_user=True)),
+)
+
+
+class MessageAdapter:
+    """One template and the policy that was found for it. `policy` is what to show."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        """Look at the template once. Raises TemplateLimitError when it exceeds its limits even then."""
+        self._template = template
+        self.policy = Policy()
+        for conversations, remedy in _PROBES:
+            if not self._fits(conversations, self.policy):
+                changed = {name: True for name in Policy.__slots__ if getattr(remedy, name)}
+                adapted = replace(self.policy, **changed)
+                if self._fits(conversations, adapted):
+                    self.policy = adapted
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The prompt, with every message's text in it, in order.
+
+        Raises TemplateError with the template's own words when it refuses, or naming the message (counted from 0) whose
+        text it drops; TemplateLimitError.
+        """
+        text = self._render(messages, self.policy, add_generation_prompt)
+        lost = _first_lost(messages, text)
+        if lost is not None:
+            raise TemplateError(
+                f"it has no place for message {lost} ({messages[lost].role}): its text is missing or out of order in "
+                "the prompt; leave it out, or use another template"
+            )
+        return text
+
+    def _render(self, messages: Sequence[Message], policy: Policy, add_generation_prompt: bool = True) -> str:
+        adapted = adapt(messages, policy)
+        plain: list[dict[str, object]] = [
+            {
+                "role": message.role,
+                "content": [{"type": "text", "text": message.content}] if policy.content_parts else message.content,
+            }
+            for message in adapted
+        ]
+        return self._template.render_plain(plain, add_generation_prompt)
+
+    def _fits(self, conversations: Iterable[Sequence[Role]], policy: Policy) -> bool:
+        return all(self._carries(roles, policy) for roles in conversations)
+
+    def _carries(self, roles: Sequence[Role], policy: Policy) -> bool:
+        messages = [Message(role, f"Probe{index}of{role}") for index, role in enumerate(roles)]
+        try:
+            return _first_lost(messages, self._render(messages, policy)) is None
+        except TemplateLimitError:
+            raise
+        except TemplateError:
+            return False
+
+
+def adapt(messages: Sequence[Message], policy: Policy) -> list[Message]:
+    """The messages as a template with this policy can take them. Every text stays, in its order."""
+    turns: list[Message] = []
+    open_system = False  # the last turn is system text that waits for its user turn
+    late = False
+    for message in messages:
+        late = late or message.role != "system"
+        moved = message.role == "system" and (policy.merge_system or (policy.merge_late_system and late))
+        turn = Message("user", message.content) if moved else message
+        last = turns[-1] if turns else None
+        same = last is not None and last.role == turn.role
+        joined = (
+            (open_system and turn.role == "user")
+            or (same and policy.merge_neighbours and turn.role in ("user", "assistant"))
+            or (same and policy.join_system and turn.role == "system")
+        )
+        if joined and last is not None:
+            turns[-1] = Message(turn.role, SEPARATOR.join(text for text in (last.content, turn.content) if text))
+        else:
+            turns.append(turn)
+        open_system = moved
+    opening = next((index for index, turn in enumerate(turns) if turn.role != "system"), None)
+    if policy.open_with_user and opening is not None and turns[opening].role == "assistant":
+        turns.insert(opening, Message("user", ""))
+    return turns
+
+
+def _first_lost(messages: Sequence[Message], text: str) -> int | None:
+    """The index of the first message whose content is not in the text after the one before it, or None.
+
+    A system message may stand elsewhere: some templates write it into the last user turn.
+    """
+    position = 0
+    for index, message in enumerate(messages):
+        found = _find(message, text, 0 if message.role == "system" else position)
+        if found is None:
+            return index
+        if message.role != "system":
+            position = found
+    return None
+
+
+def _find(message: Message, text: str, start: int) -> int | None:
+    """Where the content ends in the text, or None."""
+    for form in _forms(message):
+        found = text.find(form, start)
+        if found >= 0:
+            return found + len(form)
+    return None
+
+
+def _forms(message: Message) -> Iterator[str]:
+    """What a template may make of a content: trim it, write it as a JSON string, leave out the thoughts."""
+    content = message.content.strip()
+    yield content
+    yield json.dumps(content, ensure_ascii=False)[1:-1]
+    yield json.dumps(content)[1:-1]
+    if message.role == "assistant" and END_OF_THOUGHT in content:
+        yield content.rpartition(END_OF_THOUGHT)[2].strip()
