@@ -45,7 +45,8 @@ class ReferenceDecoder:
 
     def _norm(self, x: F32, name: str) -> F32:
         scale = 1 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(self.spec.norm_epsilon))
-        return (x * scale * self.weight(f"{name}.weight")).astype(np.float32)
+        normed: F32 = (x * scale * self.weight(f"{name}.weight")).astype(np.float32)
+        return normed
 
     def _post_norm(self, x: F32, name: str) -> F32:
         return self._norm(x, name) if self.spec.post_norms else x
