@@ -9,7 +9,11 @@
 This module is the whole public surface, with `onhand.testing` for tests and `onhand.backends` for backends.
 """
 
-from onhand.chat import Chat
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from onhand.errors import (
     BackendError,
     BackendUnavailableError,
@@ -32,9 +36,14 @@ from onhand.errors import (
     UnsupportedArchitectureError,
     UnsupportedQuantizationError,
 )
-from onhand.model import Model, open
 from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
 from onhand.types import DoneEvent, Event, FinishReason, Message, PrefillEvent, Progress, Reply, Role, TextEvent, Usage
+
+if TYPE_CHECKING:
+    from onhand.chat import Chat
+    from onhand.model import Model, open
+
+_ON_FIRST_USE = {"Chat": "onhand.chat", "Model": "onhand.model", "open": "onhand.model"}
 
 __all__ = [
     "BackendError",
@@ -74,3 +83,10 @@ __all__ = [
     "Usage",
     "open",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Chat, Model and open: they take numpy and the tokenizers, for which `onhand --help` need not wait."""
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module 'onhand' has no attribute {name!r}")
+    return getattr(import_module(_ON_FIRST_USE[name]), name)

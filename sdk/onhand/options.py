@@ -28,8 +28,9 @@ def _whole(name: str, value: int | None, low: int, high: float, allowed: str) ->
 class GenerationOptions:
     """How a reply is generated.
 
-    max_tokens: most tokens to generate, the prompt not counted; None generates until the context is full; 0 reads the
-        prompt and gives an empty reply that ended by "length".
+    max_tokens: most tokens to generate, the prompt not counted; the default ends the endless loops that small models
+        fall into; None generates until the context is full; 0 reads the prompt and gives an empty reply that ended by
+        "length".
     temperature: 0 is greedy (the highest logit, the lowest id on ties) and ignores the other filters.
     top_k: keep this many of the likeliest tokens; 0 keeps all.
     top_p: keep the likeliest tokens up to this total probability (Holtzman et al. 2020).
@@ -42,7 +43,7 @@ class GenerationOptions:
     stop: the reply ends before the first of these strings.
     """
 
-    max_tokens: int | None = None
+    max_tokens: int | None = 1024
     temperature: float = 0.7
     top_k: int = 40
     top_p: float = 0.95

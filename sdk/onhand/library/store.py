@@ -121,7 +121,8 @@ class ModelStore:
         place = self.folder / name
         if name in self.names():
             present = ModelPackage.open(place)
-            if hash_file(path, progress) != present.sha256:
+            same = path.samefile(present.weights)  # linked from there: no need to read gigabytes to know
+            if not same and hash_file(path, progress) != present.sha256:
                 raise ModelExistsError(name)
             return present
         with self.work_folder() as part:
