@@ -12,6 +12,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_SEED = 2**64 - 1
 
+DEFAULT_CONTEXT_TOKENS = 8192
+"""The context where neither the user nor the model asks for less."""
+
 
 def _number(name: str, value: float, low: float, high: float, allowed: str) -> None:
     real = isinstance(value, int | float) and not isinstance(value, bool)
@@ -85,7 +88,8 @@ class GenerationOptions:
 class CacheOptions:
     """What the KV cache holds.
 
-    context_tokens: most tokens of prompt and reply together; None takes the model's own limit, at most 8192.
+    context_tokens: most tokens of prompt and reply together; None takes the model's own limit, at most
+        DEFAULT_CONTEXT_TOKENS.
     """
 
     context_tokens: int | None = None

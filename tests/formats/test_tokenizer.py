@@ -1,6 +1,5 @@
 import json
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -148,17 +147,6 @@ def test_a_saved_tokenizer_is_the_same(family: str, tmp_path: Path) -> None:
         ids = source.encode(text)
         assert loaded.encode(text) == ids
         assert loaded.decode(ids) == source.decode(ids)
-
-
-def test_loading_is_quick(tmp_path: Path) -> None:
-    for family, seconds in (("smollm2", 0.15), ("gemma3", 1.5)):
-        tokenizer(family).save(tmp_path / family)
-        took = []
-        for _ in range(2):
-            started = time.process_time()
-            Tokenizer.load(tmp_path / family)
-            took.append(time.process_time() - started)
-        assert min(took) < 2 * seconds  # twice, for machines slower than the one that the limit was set on
 
 
 def test_tokenizers_that_differ_have_different_fingerprints() -> None:

@@ -11,14 +11,11 @@ from onhand.errors import BackendError, OptionError
 from onhand.formats.gguf import GgufFile
 from onhand.formats.gguf_spec import read_spec
 from onhand.formats.package import ModelPackage
-from onhand.options import CacheOptions, DeviceOptions
+from onhand.options import DEFAULT_CONTEXT_TOKENS, CacheOptions, DeviceOptions
 from onhand.types import Progress
 from onhand_cpu.artifact import artifact_folder, compile_package
 from onhand_cpu.runtime import CpuRuntime
 from onhand_cpu.threads import default_threads
-
-DEFAULT_CONTEXT_TOKENS = 8192
-"""The context where neither the user nor the model asks for less."""
 
 
 class CpuBackend:

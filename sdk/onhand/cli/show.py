@@ -15,14 +15,13 @@ from onhand.cli import flags
 from onhand.cli.console import megabytes, say, say_json
 from onhand.cli.models import open_store
 from onhand.library.catalog import DEFAULT_MODEL
-from onhand.options import CacheOptions
+from onhand.options import DEFAULT_CONTEXT_TOKENS, CacheOptions
 
 if TYPE_CHECKING:
     from onhand.formats.gguf import GgufFile
     from onhand.formats.spec import DecoderSpec
 
 KV_BYTES = 4  # float32
-DEFAULT_CONTEXT_TOKENS = 8192  # what CacheOptions takes at most when it is not told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
