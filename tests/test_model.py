@@ -1,0 +1,110 @@
+"""Opening models: by name, by path, with and without a template, twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import onhand
+from support.scripted import reply_of
+from support.tiny import write_tiny
+
+BRIEF = onhand.GenerationOptions(temperature=0, max_tokens=6)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "home"
+    monkeypatch.setenv("ONHAND_HOME", str(folder))
+    return folder
+
+
+def test_a_file_is_opened_by_its_path_and_then_by_its_name(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    with onhand.open(path) as model:
+        first = reply_of(model.chat().stream("Hello", BRIEF))
+        assert (model.name, model.backend) == ("tiny", "cpu")
+        assert model.spec.architecture == "llama"
+    with onhand.open("tiny") as model:
+        assert model.chat().ask("Hello", BRIEF).text == first.text
+
+
+def test_two_conversations_of_one_model_do_not_disturb_each_other(tmp_path: Path) -> None:
+    with onhand.open(write_tiny(tmp_path / "tiny.gguf")) as model:
+        alone = model.chat()
+        expected = [alone.ask(text, BRIEF).text for text in ("one", "two")]
+        first, second = model.chat(), model.chat("Be brief.")
+        found = []
+        for text in ("one", "two"):
+            found.append(first.ask(text, BRIEF).text)
+            second.ask(f"other {text}", BRIEF)
+    assert found == expected
+
+
+def test_the_second_turn_reuses_the_first(tmp_path: Path) -> None:
+    with onhand.open(write_tiny(tmp_path / "tiny.gguf")) as model:
+        chat = model.chat()
+        first = chat.ask("Hello", BRIEF).usage
+        second = chat.ask("Again", BRIEF).usage
+    assert first.cached_tokens == 0
+    assert second.cached_tokens >= first.prompt_tokens
+
+
+def test_a_base_model_completes_text_and_refuses_to_chat(tmp_path: Path) -> None:
+    with onhand.open(write_tiny(tmp_path / "base.gguf", template=None)) as model:
+        assert reply_of(model.complete("Once upon", BRIEF)).usage.prompt_tokens == len("Once upon")
+        with pytest.raises(onhand.TemplateError, match="base model"):
+            model.chat().ask("Hello")
+
+
+def test_a_template_that_does_not_compile_disables_chat_alone(tmp_path: Path) -> None:
+    """BR-11, BR-14: it says so, and no other template takes its place."""
+    with onhand.open(write_tiny(tmp_path / "broken.gguf", template="{% if %}")) as model:
+        assert reply_of(model.complete("Once upon", BRIEF)).usage.completion_tokens > 0
+        with pytest.raises(onhand.TemplateError):
+            model.chat().ask("Hello")
+
+
+@pytest.mark.parametrize(("add_bos", "tokens"), [(True, 4), (False, 3)])
+def test_a_raw_completion_gets_the_bos_that_the_tokenizer_asks_for(add_bos: bool, tokens: int, tmp_path: Path) -> None:
+    """BR-10."""
+    extra = {"tokenizer.ggml.add_bos_token": add_bos}
+    with onhand.open(write_tiny(tmp_path / "tiny.gguf", extra=extra)) as model:
+        assert reply_of(model.complete("xyz", BRIEF)).usage.prompt_tokens == tokens
+
+
+def test_a_context_longer_than_the_model_was_trained_for_is_refused(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    with pytest.raises(onhand.OptionError, match="at most 128"):
+        onhand.open(path, cache=onhand.CacheOptions(context_tokens=129))
+
+
+def test_a_device_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    with pytest.raises(onhand.OptionError, match="auto or one of cpu"):
+        onhand.open(path, device="npu")
+
+
+def test_a_name_that_is_not_here_says_what_to_run() -> None:
+    with pytest.raises(onhand.ModelNotFoundError, match="onhand pull smollm2-135m"):
+        onhand.open("smollm2-135m")
+
+
+def test_a_damaged_saved_tokenizer_is_made_again(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    with onhand.open(path) as model:
+        expected = model.chat().ask("Hello", BRIEF).text
+        saved = next(model.package.folder.glob("tokenizer-*.npz"))
+    saved.write_bytes(saved.read_bytes()[:-30])
+    with onhand.open("tiny") as model:
+        assert model.chat().ask("Hello", BRIEF).text == expected
+
+
+def test_a_closed_model_refuses_and_closes_again(tmp_path: Path) -> None:
+    model = onhand.open(write_tiny(tmp_path / "tiny.gguf"))
+    chat = model.chat()
+    model.close()
+    model.close()
+    with pytest.raises(onhand.BackendError, match="closed"):
+        chat.ask("Hello")
