@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 
 import onnxruntime as ort
@@ -25,7 +26,13 @@ class CpuBackend:
 
     def probe(self) -> Probe:
         """Always available: what this machine's processor offers."""
-        facts = {"onnxruntime": ort.__version__, "threads": str(default_threads()), "processor": platform.machine()}
+        telemetry = "off" if os.environ.get("ORT_DISABLE_TELEMETRY") == "1" else "on: set ORT_DISABLE_TELEMETRY=1"
+        facts = {
+            "onnxruntime": ort.__version__,
+            "its telemetry": telemetry,
+            "threads": str(default_threads()),
+            "processor": platform.machine(),
+        }
         return Probe(available=True, detail=f"{facts['threads']} threads, ONNX Runtime {ort.__version__}", facts=facts)
 
     def prepare(self, package: ModelPackage, progress: Progress | None = None) -> None:
@@ -45,6 +52,9 @@ class CpuBackend:
         if not model.exists():
             raise BackendError(self.name, f"{package.name} was not prepared: call prepare first")
         threads = device.threads or default_threads()
+        available = os.cpu_count() or threads
+        if threads > available:
+            raise OptionError("threads", threads, f"at most {available}, the CPUs of this machine")
         return CpuRuntime(spec, model, threads=threads, context_tokens=context)
 
 

@@ -52,7 +52,7 @@ class _Decoder:
                 fed, residual = (g.node("Gather", [v, "rows"], axis=1) for v in (fed, residual))
             x, residual = self._add_and_norm(fed, residual, following)
         head = embedding if spec.tied_embeddings else self.weights.store(["output.weight"])
-        self._logits(self.weights.multiply(x, head))
+        self._logits(self.weights.multiply_finely(x, head))
         return g.finish()
 
     def _declare_inputs(self) -> None:

@@ -120,7 +120,7 @@ class Graph:
         key = (x, layout.block_size, layout.copies)
         if key not in self._means:
             size = layout.block_size
-            split = self.constant(f"blocks_of.{size}", np.array([1, 0, -1, size], np.int64))
+            split = self.constant(f"blocks_of.{size}", np.array([0, 0, -1, size], np.int64))
             last_axis = self.constant("last_axis", np.array([-1], np.int64))
             # Faster than AveragePool, which hands even a few numbers to the thread pool.
             means = self.node("ReduceMean", [self.node("Reshape", [x, split]), last_axis], keepdims=0)

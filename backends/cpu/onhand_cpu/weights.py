@@ -102,6 +102,29 @@ class Weights:
             accuracy_level=self._accuracy_level,
         )
 
+    def multiply_finely(self, x: str, stored: Stored) -> str:
+        """x W^T with nearly no rounding of x, where int8 products would round it to 127 steps of its block's largest.
+
+        A second row holds what the first one's rounding leaves, and the two products are added. The weights are read
+        once for both, and reading them is what a product of few rows takes its time for.
+        """
+        g, layout = self._graph, stored.layout
+        if layout is None:
+            return self.multiply(x, stored)
+        blocks = g.constant("fine.blocks", np.array([0, 0, -1, layout.block_size], np.int64))
+        whole = g.constant("fine.whole", np.array([0, 0, -1], np.int64))
+        last_axis = g.constant("last_axis", np.array([-1], np.int64))
+        split = g.node("Reshape", [x, blocks])
+        largest = g.node("ReduceMax", [g.node("Abs", [split]), last_axis], keepdims=1)
+        step = g.node("Mul", [largest, g.constant("fine.step", np.array(1 / 127, np.float32))])
+        step = g.node("Max", [step, g.constant("fine.least", np.array(1e-30, np.float32))])
+        rounded = g.node("Mul", [g.node("Round", [g.node("Div", [split, step])]), step])
+        left = g.node("Sub", [split, rounded])
+        rows = g.node("Concat", [g.node("Reshape", [part, whole]) for part in (rounded, left)], axis=0)
+        both = self.multiply(rows, stored)
+        first_axis = g.constant("first_axis", np.array([0], np.int64))
+        return g.node("ReduceSum", [both, first_axis], keepdims=1)
+
     def gather(self, ids: str, stored: Stored) -> str:
         """Rows of a stored matrix: ids (1, tokens) -> (1, tokens, columns) float32. Shares the bytes of `multiply`."""
         g, name, layout = self._graph, stored.name, stored.layout
