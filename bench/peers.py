@@ -71,7 +71,7 @@ def bare_engine(name: str) -> Engine:
     step["logits"] = np.empty((1, spec.vocab_size), np.float32)
     arrays = dict(step)
     for i, rope in enumerate(spec.ropes):
-        arrays[f"cos.{i}"], arrays[f"sin.{i}"] = rope_tables(rope, CONTEXT)
+        arrays[f"cos.{i}"], arrays[f"sin.{i}"] = rope_tables(rope, CONTEXT, CONTEXT)
     for i in range(len(spec.layers)):
         for kind in ("keys", "values"):
             arrays[f"{kind}.{i}"] = np.zeros((1, spec.kv_heads, CONTEXT, spec.head_size), np.float32)

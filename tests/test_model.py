@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -99,6 +102,49 @@ def test_a_damaged_saved_tokenizer_is_made_again(tmp_path: Path) -> None:
     saved.write_bytes(saved.read_bytes()[:-30])
     with onhand.open("tiny") as model:
         assert model.chat().ask("Hello", BRIEF).text == expected
+
+
+def test_threads_that_open_a_new_model_at_once_all_get_it(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    onhand.open(path).close()
+    for folder in (tmp_path / "home/models/tiny").iterdir():
+        if folder.name == "cpu":
+            shutil.rmtree(folder)
+        elif folder.suffix == ".npz":
+            folder.unlink()
+
+    def answer(_: int) -> str:
+        with onhand.open("tiny") as model:
+            return model.chat().ask("Hello", BRIEF).text
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(answer, range(4)))) == 1
+
+
+def test_weights_that_were_edited_in_place_are_noticed(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    onhand.open(path).close()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    with path.open("rb+") as file:
+        file.write(data)
+    with pytest.raises(onhand.ModelFormatError, match="was changed"):
+        onhand.open("tiny")
+
+
+def test_weights_that_were_only_touched_are_accepted(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    onhand.open(path).close()
+    os.utime(path, ns=(1, 1))
+    onhand.open("tiny").close()
+
+
+@pytest.mark.parametrize("wrong", [None, b"bytes", 5])
+def test_what_is_no_text_is_a_typed_error(wrong: object, tmp_path: Path) -> None:
+    with pytest.raises(onhand.OptionError):
+        onhand.open(wrong)  # type: ignore[arg-type]
+    with onhand.open(write_tiny(tmp_path / "tiny.gguf")) as model, pytest.raises(onhand.OptionError):
+        model.chat().ask(wrong)  # type: ignore[arg-type]
 
 
 def test_a_closed_model_refuses_and_closes_again(tmp_path: Path) -> None:

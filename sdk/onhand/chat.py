@@ -20,7 +20,7 @@ class Chat:
 
     def __init__(self, runtime: ChatRuntime, system: str | None, options: GenerationOptions) -> None:
         self._runtime = runtime
-        self._messages = [Message("system", system)] if system is not None else []
+        self._messages = [Message("system", _encodable(system))] if system is not None else []
         self.options = options
 
     @property
@@ -64,6 +64,8 @@ class Chat:
 
 
 def _encodable(text: str) -> str:
+    if not isinstance(text, str):
+        raise OptionError("text", text, "a string")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

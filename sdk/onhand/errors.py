@@ -4,6 +4,7 @@
     ├── OptionError (ValueError)                      a setting is out of its range
     ├── ModelError
     │   ├── ModelNotFoundError (LookupError)          no model of that name is on this device
+    │   ├── ModelFileNotFoundError (FileNotFoundError)  there is no such file
     │   ├── ModelExistsError (FileExistsError)        the name is taken by another model
     │   └── ModelFormatError (ValueError)             the file is not what it claims to be
     │       ├── UnsupportedArchitectureError          a sound file of a model that we cannot run
@@ -57,6 +58,14 @@ class ModelNotFoundError(ModelError, LookupError):
         self.suggestions = tuple(suggestions)
         nearest = f"; did you mean {' or '.join(suggestions)}?" if suggestions else ""
         super().__init__(f"there is no model named {name!r} on this device{nearest} {remedy}".rstrip())
+
+
+class ModelFileNotFoundError(ModelError, FileNotFoundError):
+    """There is no such file. Attribute: path."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        super().__init__(f"there is no file {self.path.name!r} in {self.path.absolute().parent}")
 
 
 class ModelExistsError(ModelError, FileExistsError):
@@ -156,7 +165,7 @@ class ContextOverflowError(GenerationError, ValueError):
         self.context_tokens = context_tokens
         super().__init__(
             f"the prompt has {prompt_tokens} tokens and the context holds {context_tokens}, one of them for the reply: "
-            "shorten the conversation, or open the model with a larger context_tokens"
+            "shorten it, begin a new conversation, or, if the model was trained for more, open it with a larger context"
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import os
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,13 +13,14 @@ from onhand.backends import DecoderRuntime, choose_backend
 from onhand.chat import Chat
 from onhand.decoding.completion import Completion
 from onhand.decoding.token_chat import TokenChat
-from onhand.errors import ModelFormatError, TemplateError
+from onhand.errors import ModelFormatError, OptionError, StorageError, TemplateError
 from onhand.formats.gguf import GgufFile
 from onhand.formats.package import ModelPackage
 from onhand.formats.spec import DecoderSpec
 from onhand.formats.tokenizer import Tokenizer
 from onhand.library import ModelStore, data_folder
 from onhand.library import pull as pull_model
+from onhand.library.locks import exclusive
 from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
 from onhand.prompts.encode import PromptEncoder
 from onhand.prompts.template import ChatTemplate
@@ -82,7 +85,10 @@ class Model:
 def _encoder(tokenizer: Tokenizer) -> tuple[PromptEncoder | None, str]:
     """The encoder of the model's chat template, or why there is none: then only `complete` works."""
     if not tokenizer.chat_template:
-        return None, "this model has no chat template: it is a base model, use complete"
+        return (
+            None,
+            "it has none: this is a base model; continue text with Model.complete or onhand ask --raw",
+        )
     try:
         texts = {token: text for text, token in tokenizer.scaffold_tokens.items()}
         bos, eos = (texts.get(token, "") if token is not None else "" for token in (tokenizer.bos_id, tokenizer.eos_id))
@@ -109,18 +115,35 @@ def open(
     devices = DeviceOptions(device=device) if isinstance(device, str) else device
     package = _package(model, pull=pull, progress=progress)
     backend = choose_backend(devices.device)
-    backend.prepare(package, progress)
-    tokenizer = _tokenizer(package)
+    with _alone(package, progress):
+        backend.prepare(package, progress)
+        tokenizer = _tokenizer(package)
     return Model(package, backend.name, backend.load(package, cache or CacheOptions(), devices), tokenizer)
 
 
 def _package(model: str | Path, *, pull: bool, progress: Progress | None) -> ModelPackage:
     store = ModelStore(data_folder())
-    if isinstance(model, Path) or model.endswith(".gguf"):
+    if isinstance(model, Path) or _looks_like_a_path(model):
         return store.add(Path(model), None, progress)
     if pull and model not in {package.name for package in store.list()}:
         return pull_model(model, store, progress)
     return store.get(model)
+
+
+@contextmanager
+def _alone(package: ModelPackage, progress: Progress | None) -> Iterator[None]:
+    """Whoever else opens this model waits until its compiled form and its tokenizer are there."""
+    if os.access(package.folder, os.W_OK):
+        with exclusive(package.folder / ".lock", progress):
+            yield
+    else:
+        yield  # nothing can be compiled there, and nothing needs to wait
+
+
+def _looks_like_a_path(model: str) -> bool:
+    if not isinstance(model, str):
+        raise OptionError("model", model, "a model's name, or the path of a GGUF file")
+    return model.lower().endswith(".gguf") or "/" in model or os.sep in model
 
 
 def _tokenizer(package: ModelPackage) -> Tokenizer:
@@ -133,5 +156,6 @@ def _tokenizer(package: ModelPackage) -> Tokenizer:
             pass  # damaged or of another version: it is only a copy of what the weights hold
     with GgufFile.open(package.weights) as file:
         tokenizer = Tokenizer.from_gguf(file)
-    tokenizer.save(saved)
+    with suppress(StorageError):  # a copy that cannot be kept costs the next start some time and nothing else
+        tokenizer.save(saved)
     return tokenizer

@@ -18,7 +18,7 @@ DEFAULT_CONTEXT_TOKENS = 8192
 
 def _number(name: str, value: float, low: float, high: float, allowed: str) -> None:
     real = isinstance(value, int | float) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or not low <= value <= high:
+    if not real or not low <= value <= high:  # which no NaN is
         raise OptionError(name, value, allowed)
 
 
@@ -74,7 +74,8 @@ class GenerationOptions:
         self._check_stop()
 
     def _check_stop(self) -> None:
-        if isinstance(self.stop, str) or not all(isinstance(text, str) for text in self.stop):
+        listed = isinstance(self.stop, Sequence) and not isinstance(self.stop, str)
+        if not listed or not all(isinstance(text, str) for text in self.stop):
             raise OptionError("stop", self.stop, "a list of strings")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise OptionError("stop", f"{len(self.stop)} strings", f"at most {MAX_STOP_STRINGS}")

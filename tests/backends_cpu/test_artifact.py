@@ -74,6 +74,14 @@ def test_weights_that_are_no_numbers_are_refused_and_leave_nothing(tmp_path: Pat
     assert sorted(path.name for path in package.folder.iterdir()) == ["model.json", "weights.gguf"]
 
 
+def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path) -> None:
+    package = tiny_package(tmp_path)
+    (package.folder / "cpu.part-0123").mkdir()
+    (package.folder / "cpu.part-0123" / "decoder.bin").write_bytes(b"half")
+    compile_package(package)
+    assert sorted(path.name for path in package.folder.iterdir()) == ["cpu", "model.json", "weights.gguf"]
+
+
 def test_progress_reaches_the_end(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
     compile_package(tiny_package(tmp_path), lambda what, done, total: seen.append((what, done, total)))

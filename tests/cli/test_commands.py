@@ -80,7 +80,7 @@ def test_pulling_what_is_not_in_the_catalogue_names_what_is(home: Path) -> None:
 def test_a_file_that_is_no_model_is_refused(home: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"not a model")
     assert "bad.gguf" in error_of(run("import", str(tmp_path / "bad.gguf"), code=4))
-    error_of(run("import", str(tmp_path / "missing.gguf"), code=4))
+    error_of(run("import", str(tmp_path / "missing.gguf"), code=3))
     error_of(run("show", str(tmp_path / "bad.gguf"), code=4))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onhand.errors import ModelFormatError
+from onhand.errors import ModelFileNotFoundError, ModelFormatError
 from onhand.formats.blocks import BlockType, dequantize
 from onhand.formats.gguf import GgufFile
 from support.corpora import corpus
@@ -105,8 +105,11 @@ def test_the_shape_of_a_missing_tensor_is_a_format_error(path: Path) -> None:
         file.raw("output.weight")
 
 
-def test_a_file_that_is_not_there_is_a_format_error_that_names_where(path: Path) -> None:
-    refused(path, f"model.gguf: there is no such file in {path.parent}")
+def test_a_file_that_is_not_there_is_named_with_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileNotFoundError, match=r"model\.gguf") as caught:
+        GgufFile.open(tmp_path / "model.gguf")
+    assert isinstance(caught.value, FileNotFoundError)
+    assert str(tmp_path) in str(caught.value)
 
 
 def test_a_folder_is_refused(path: Path) -> None:

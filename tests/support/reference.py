@@ -17,8 +17,10 @@ F32 = npt.NDArray[np.float32]
 class ReferenceDecoder:
     """Logits of a whole sequence at once; no cache, no fused operator, weights dequantized to float32."""
 
-    def __init__(self, file: GgufFile, spec: DecoderSpec) -> None:
+    def __init__(self, file: GgufFile, spec: DecoderSpec, context_tokens: int | None = None) -> None:
+        """context_tokens: by which LongRoPE chooses its factors."""
         self.spec = spec
+        self._context = context_tokens or spec.context_tokens
         self._file = file
         self._weights: dict[str, F32] = {}
 
@@ -89,7 +91,7 @@ class ReferenceDecoder:
     def _rope(self, x: F32, layer: LayerSpec) -> F32:
         """x: (tokens, heads, head_size), token t at position t."""
         rope = layer.rope
-        frequencies, factor = inverse_frequencies(rope, len(x))
+        frequencies, factor = inverse_frequencies(rope, self._context)
         angles = (np.arange(len(x))[:, None] * frequencies)[:, None, :]
         cos, sin = (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
         y = x.copy()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
+import secrets
 import shutil
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import onnxruntime as ort
 from onhand.errors import StorageError
 from onhand.formats.gguf import GgufFile
 from onhand.formats.gguf_spec import read_spec
-from onhand.formats.package import ModelPackage, read_json, write_json
+from onhand.formats.package import ModelPackage, read_json, write_json, write_whole
 from onhand.formats.spec import DecoderSpec
 from onhand.types import Progress
 
@@ -60,13 +60,18 @@ def _file_bytes(folder: Path) -> dict[str, int]:
 
 
 def compile_package(package: ModelPackage, progress: Progress | None = None) -> None:
-    """Build the compiled form unless it is current. Raises ModelFormatError, StorageError; leaves no half of one."""
+    """Build the compiled form unless it is current. Raises ModelFormatError, StorageError; leaves no half of one.
+
+    One at a time for each package: whoever opens a model holds its lock, so what a killed process left can go.
+    """
     with GgufFile.open(package.weights) as file:
         spec = read_spec(file)
         if is_current(package, spec):
             return
         target = artifact_folder(package)
-        part = target.with_name(f"{target.name}.part-{os.getpid()}")
+        part = target.with_name(f"{target.name}.part-{secrets.token_hex(8)}")
+        for leftover in package.folder.glob(f"{target.name}.part-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         try:
             part.mkdir()
             _build(file, spec, part, progress)
@@ -76,7 +81,9 @@ def compile_package(package: ModelPackage, progress: Progress | None = None) -> 
         except OSError as error:
             if is_current(package, spec):
                 return  # another process was quicker
-            raise StorageError(f"the compiled model cannot be written to {target}: {error.strerror}") from error
+            raise StorageError(
+                f"the compiled model cannot be written to {target}: {error.strerror}; make room"
+            ) from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
@@ -97,9 +104,9 @@ def _build(file: GgufFile, spec: DecoderSpec, folder: Path, progress: Progress |
 
     with TensorFile(folder / "decoder.bin") as tensors:
         model = build_decoder(spec, file, tensors, accuracy_level=INT8, advance=advance)
-    (folder / "decoder.onnx").write_bytes(model.SerializeToString())
+    write_whole(folder / "decoder.onnx", lambda part: part.write_bytes(model.SerializeToString()))
     for node in model.graph.node:
         for attribute in node.attribute:
             if attribute.name == "accuracy_level":
                 attribute.i = FLOAT32
-    (folder / "exact.onnx").write_bytes(model.SerializeToString())
+    write_whole(folder / "exact.onnx", lambda part: part.write_bytes(model.SerializeToString()))

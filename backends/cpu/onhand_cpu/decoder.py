@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx
 
+from onhand.errors import UnsupportedArchitectureError
 from onhand.formats.gguf import GgufFile
+from onhand.formats.gguf_spec import SUPPORTED_ARCHITECTURES
 from onhand.formats.spec import DecoderSpec, LayerSpec
 from onhand_cpu.graph import Graph, TensorFile
 from onhand_cpu.weights import Weights
@@ -21,7 +23,16 @@ from onhand_cpu.weights import Weights
 def build_decoder(
     spec: DecoderSpec, file: GgufFile, tensors: TensorFile, *, accuracy_level: int, advance: Callable[[int], None]
 ) -> onnx.ModelProto:
-    """The graph, its tensors written to `tensors` on the way. advance: told the bytes of `file` carried over."""
+    """The graph, its tensors written to `tensors` on the way. advance: told the bytes of `file` carried over.
+
+    Raises UnsupportedArchitectureError for shapes that GroupQueryAttention refuses on this processor.
+    """
+    for rope in spec.ropes:
+        if spec.head_size % 16 or rope.dimensions % 16:
+            detail = (
+                f"heads of {spec.head_size} values, {rope.dimensions} of them rotated; the CPU takes multiples of 16"
+            )
+            raise UnsupportedArchitectureError(file.path, spec.architecture, SUPPORTED_ARCHITECTURES, detail)
     graph = Graph(tensors)
     weights = Weights(file, graph, accuracy_level, advance)
     return _Decoder(spec, graph, weights).build()

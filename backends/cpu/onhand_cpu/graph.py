@@ -56,6 +56,7 @@ class TensorFile:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         if self._end:
             os.truncate(self._file.fileno(), self._end)
+            os.fsync(self._file.fileno())  # the manifest, written later, vouches for these bytes
         self._file.close()
 
 

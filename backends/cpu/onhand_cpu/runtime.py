@@ -123,7 +123,7 @@ class CpuRuntime:
         """RoPE tables and the KV cache, by the name of the graph's input."""
         spec, values = self.spec, {}
         for i, rope in enumerate(spec.ropes):
-            for name, table in zip(("cos", "sin"), rope_tables(rope, self._capacity), strict=True):
+            for name, table in zip(("cos", "sin"), rope_tables(rope, self._capacity, self.cache.tokens), strict=True):
                 values[f"{name}.{i}"] = ort.OrtValue.ortvalue_from_numpy(table)
         shape = (1, spec.kv_heads, self._capacity, spec.head_size)
         for i in range(len(spec.layers)):

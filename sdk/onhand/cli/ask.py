@@ -11,7 +11,7 @@ import typer
 from onhand.cli import flags
 from onhand.cli.console import say_json
 from onhand.cli.flags import DEFAULTS
-from onhand.cli.replies import show_reply
+from onhand.cli.replies import joined, show_reply
 from onhand.library.catalog import DEFAULT_MODEL
 from onhand.options import GenerationOptions
 
@@ -30,8 +30,10 @@ def ask(
     top_k: flags.TopK = DEFAULTS.top_k,
     top_p: flags.TopP = DEFAULTS.top_p,
     min_p: flags.MinP = DEFAULTS.min_p,
+    repetition_penalty: flags.RepetitionPenalty = DEFAULTS.repetition_penalty,
     threads: flags.Threads = None,
     context: flags.Context = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue TEXT as it stands, without a chat template.")] = False,
     json: flags.Json = False,
 ) -> None:
     """Ask one question. The answer is written as it comes. A single argument is the question."""
@@ -39,14 +41,20 @@ def ask(
         model, text = None, model
     question = _question(text)
     options = GenerationOptions(
-        temperature=temperature, max_tokens=max_tokens, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
     )
     with flags.opened(model or DEFAULT_MODEL, threads, context) as opened:
-        chat = opened.chat(system=system, options=options)
+        stream = opened.complete(question, options) if raw else opened.chat(system, options).stream(question)
         if json:
-            say_json({"model": opened.name} | asdict(chat.ask(question)))
+            say_json({"model": opened.name} | asdict(joined(stream)))
         else:
-            show_reply(chat.stream(question))
+            show_reply(stream)
 
 
 def _question(text: str | None) -> str:

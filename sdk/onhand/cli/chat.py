@@ -32,12 +32,19 @@ def chat(
     top_k: flags.TopK = DEFAULTS.top_k,
     top_p: flags.TopP = DEFAULTS.top_p,
     min_p: flags.MinP = DEFAULTS.min_p,
+    repetition_penalty: flags.RepetitionPenalty = DEFAULTS.repetition_penalty,
     threads: flags.Threads = None,
     context: flags.Context = None,
 ) -> None:
     """Chat in the terminal. When stdin is piped, each of its lines is a question."""
     options = GenerationOptions(
-        temperature=temperature, max_tokens=max_tokens, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
     )
     with flags.opened(model, threads, context) as opened:
         if sys.stdin.isatty() and sys.stdout.isatty():

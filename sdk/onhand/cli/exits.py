@@ -6,6 +6,7 @@ from onhand.errors import (
     BackendError,
     DownloadError,
     GenerationError,
+    ModelFileNotFoundError,
     ModelFormatError,
     ModelNotFoundError,
     OnhandError,
@@ -22,6 +23,7 @@ INTERRUPTED = 130
 EXIT_CODES: dict[type[OnhandError], int] = {
     OptionError: USAGE,
     ModelNotFoundError: 3,
+    ModelFileNotFoundError: 3,
     ModelFormatError: 4,
     DownloadError: 5,
     StorageError: 6,

@@ -18,11 +18,12 @@ DEFAULTS = GenerationOptions()
 
 System = Annotated[str | None, typer.Option("--system", "-s", help="What the model is told before the conversation.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Most tokens in a reply.  [default: until the context is full]")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens in a reply.")]
 Seed = Annotated[int | None, typer.Option(help="Repeats a reply.  [default: a new one each time]")]
 TopK = Annotated[int, typer.Option(help="Choose among this many of the likeliest tokens; 0 among all.")]
 TopP = Annotated[float, typer.Option(help="Choose among the likeliest tokens up to this total probability.")]
 MinP = Annotated[float, typer.Option(help="Choose among tokens at least this fraction as likely as the likeliest.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 makes recent tokens less likely: 1.1 ends loops.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.  [default: physical cores]")]
 Context = Annotated[int | None, typer.Option(help="Tokens of prompt and reply together.  [default: the model's]")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

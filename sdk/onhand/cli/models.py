@@ -40,7 +40,16 @@ def import_(
     """Take a GGUF file into the models of this device."""
     with progress_bars() as progress:
         package = open_store().add(file, name, progress)
-    say(f"{package.name} is on this device ({megabytes(package.size_bytes)}); try: onhand chat {package.name}")
+    command = "chat" if _has_template(package.weights) else "ask --raw"
+    say(f"{package.name} is on this device ({megabytes(package.size_bytes)}); try: onhand {command} {package.name}")
+
+
+def _has_template(weights: Path) -> bool:
+    """Whether a model can chat; one that cannot continues text."""
+    from onhand.formats.gguf import GgufFile  # here, so that `onhand --help` does not wait for numpy
+
+    with GgufFile.open(weights) as file:
+        return bool(file.string("tokenizer.chat_template", default=""))
 
 
 @dataclass(frozen=True, slots=True)

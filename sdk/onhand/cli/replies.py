@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing
 from types import FrameType
 from typing import Self
 
 from onhand.cli.console import note, progress_bars, say
-from onhand.types import DoneEvent, Event, PrefillEvent, TextEvent
+from onhand.types import DoneEvent, Event, PrefillEvent, Reply, TextEvent
 
 STUCK_SECONDS = 3.0
 
@@ -61,7 +60,14 @@ def show_reply(stream: Generator[Event, None, None], stop: Callable[[], bool] = 
                 return
 
 
+def joined(stream: Iterable[Event]) -> Reply:
+    """Wait for a whole reply."""
+    *_, last = stream
+    assert isinstance(last, DoneEvent)  # a stream that was not closed ends with it
+    return last.reply
+
+
 def _end(event: DoneEvent) -> None:
     say("")
-    if event.reply.finish_reason == "length" and sys.stderr.isatty():
+    if event.reply.finish_reason == "length":
         note(f"(stopped by the limit after {event.reply.usage.completion_tokens} tokens)")

@@ -10,7 +10,7 @@ from onhand.backends import Chunk, DecoderRuntime, Logits
 from onhand.decoding.detokenizer import Detokenizer
 from onhand.decoding.sampling import Sampler
 from onhand.decoding.stopping import StopMatcher
-from onhand.errors import BusyError, ContextOverflowError
+from onhand.errors import BusyError, ContextOverflowError, OptionError
 from onhand.formats.tokenizer import Tokenizer
 from onhand.options import GenerationOptions
 from onhand.types import DoneEvent, Event, FinishReason, PrefillEvent, Reply, TextEvent, Usage
@@ -41,9 +41,13 @@ class Completion:
 
         Raises ContextOverflowError, NumericalError, BusyError; after any of them the next reply is as from scratch.
         """
-        if not self._busy.acquire(blocking=False):
-            raise BusyError
+        held = False
         try:
+            held = self._busy.acquire(blocking=False)
+            if not held:
+                raise BusyError
+            if not prompt:
+                raise OptionError("prompt", "", "at least one token")
             room = self._room(len(prompt), options)
             sampler = Sampler(options, self.tokenizer.size)
             started = time.perf_counter()
@@ -52,7 +56,8 @@ class Completion:
             usage = {"prompt_tokens": len(prompt), "cached_tokens": cached_tokens}
             yield from self._decode(logits, sampler, options, room, usage, time.perf_counter() - started)
         finally:
-            self._busy.release()
+            if held:
+                self._busy.release()
 
     def _room(self, prompt_tokens: int, options: GenerationOptions) -> int:
         """How many tokens may be generated."""

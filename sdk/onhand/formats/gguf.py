@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from onhand.errors import ModelFormatError
+from onhand.errors import ModelFileNotFoundError, ModelFormatError
 from onhand.formats.gguf_header import GgufTensor, Header, read_header
 from onhand.formats.gguf_metadata import TypedMetadata
 from onhand.formats.signatures import HEAD_BYTES, refusal
@@ -96,6 +96,6 @@ def _map(path: Path) -> mmap:
                 raise refusal(path, head)
             return mmap(file.fileno(), 0, access=ACCESS_READ)
     except FileNotFoundError:
-        raise ModelFormatError(path, f"there is no such file in {path.absolute().parent}") from None
+        raise ModelFileNotFoundError(path) from None
     except OSError as error:
         raise ModelFormatError(path, f"cannot be read: {error.strerror}") from error

@@ -67,8 +67,11 @@ def _common(file: GgufFile, a: str) -> DecoderSpec:
     dimensions = _size(file, f"{a}.rope.dimension_count", head_size, default=head_size)
     if dimensions % 2:
         raise ModelFormatError(file.path, f"{a}.rope.dimension_count is {dimensions}; it must be even")
+    base = _positive(file, f"{a}.rope.freq_base", default=10_000.0)
+    if base <= 1:
+        raise ModelFormatError(file.path, f"{a}.rope.freq_base is {base}; it must be above 1")
     rope = RopeSpec(
-        base=_positive(file, f"{a}.rope.freq_base", default=10_000.0),
+        base=base,
         dimensions=dimensions,
         interleaved=False,
         scaling=_scaling(file, a, context, dimensions // 2),
@@ -97,7 +100,13 @@ def _scaling(file: GgufFile, a: str, context: int, pairs: int) -> RopeScaling | 
     original = file.integer(f"{a}.rope.scaling.original_context_length", default=context)
     factors = _factors(file, "rope_freqs.weight", pairs) or _factors(file, "rope_factors_short.weight", pairs)
     attention_factor = _positive(file, f"{a}.rope.scaling.attn_factor", default=1.0)
+    # As in llama.cpp: without a type a factor is a linear one, and 0 is none; older files have a key of their own.
+    kind = file.string(f"{a}.rope.scaling.type", default="linear")
+    older = file.number(f"{a}.rope.scale_linear", default=0.0)
+    factor = file.number(f"{a}.rope.scaling.factor", default=older)
     if factors:
+        if kind == "linear" and factor not in (0, 1):
+            raise unsupported(file, a, "a linear RoPE scaling on top of one factor for each frequency")
         return RopeScaling(
             kind="factors",
             factors=factors,
@@ -105,10 +114,10 @@ def _scaling(file: GgufFile, a: str, context: int, pairs: int) -> RopeScaling | 
             original_context_tokens=original,
             attention_factor=attention_factor,
         )
-    kind = file.string(f"{a}.rope.scaling.type", default="none")
-    if kind == "none":
+    if kind == "none" or factor == 0:
         return None
-    factor = _positive(file, f"{a}.rope.scaling.factor", default=1.0)
+    if not (math.isfinite(factor) and factor > 0):
+        raise ModelFormatError(file.path, f"{a}.rope.scaling.factor is {factor}; it must be a number above 0")
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor)
     if kind == "yarn":

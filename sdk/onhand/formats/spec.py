@@ -130,8 +130,13 @@ def _yarn(rope: RopeSpec, scaling: RopeScaling, frequencies: npt.NDArray[np.floa
     return frequencies * (1 - ramp) + frequencies / scaling.factor * ramp
 
 
-def rope_tables(rope: RopeSpec, tokens: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """cos and sin for positions 0..tokens-1, each (tokens, dimensions / 2) float32, computed in float64."""
-    frequencies, factor = inverse_frequencies(rope, tokens)
+def rope_tables(
+    rope: RopeSpec, tokens: int, context_tokens: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """cos and sin for positions 0..tokens-1, each (tokens, dimensions / 2) float32, computed in float64.
+
+    context_tokens: the context that is promised, by which LongRoPE chooses; a table may be longer.
+    """
+    frequencies, factor = inverse_frequencies(rope, context_tokens)
     angles = np.arange(tokens, dtype=np.float64)[:, None] * frequencies
     return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)

@@ -17,6 +17,7 @@ import tokenizers
 
 from onhand.errors import ModelFormatError, OptionError, StorageError
 from onhand.formats.bpe import build_bpe, token_bytes
+from onhand.formats.package import write_whole
 from onhand.formats.vocabulary import Metadata, Vocabulary, read_vocabulary
 
 FORMAT = 1
@@ -127,13 +128,14 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write it to one file, from which `load` is quick. Raises StorageError; no half-written file stays."""
-        part = path.with_name(path.name + ".part")
-        try:
+
+        def write(part: Path) -> None:
             with part.open("wb") as file:
                 np.savez(file, allow_pickle=False, fingerprint=_as_array(self.fingerprint), **self._arrays())
-            part.replace(path)
+
+        try:
+            write_whole(path, write)
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise StorageError(f"the tokenizer cannot be written to {path}: {error.strerror or error}") from error
 
     @classmethod
