@@ -12,25 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from common import machine
 
-from onhand.backends import Chunk
-from onhand.formats.gguf import GgufFile
-from onhand.formats.gguf_spec import read_spec
-from onhand_cpu import CpuRuntime
-from onhand_cpu.artifact import artifact_folder
-from support.real import MODELS, divergence, prose_ids, real_package, reference_logits
+from support.real import MODELS, divergence, logits, prose_ids, real_package, reference_logits
 
 Rows = npt.NDArray[np.float32]
-
-
-def onhand_logits(name: str, graph: str, chunk: int) -> Rows:
-    package, ids = real_package(name), prose_ids(name)
-    with GgufFile.open(package.weights) as file:
-        spec = read_spec(file)
-    runtime = CpuRuntime(spec, artifact_folder(package) / graph, threads=2, context_tokens=256)
-    cuts = range(0, len(ids), chunk)
-    rows = [runtime.forward([Chunk(slot=0, tokens=ids[c : c + chunk], rows="all")]).copy() for c in cuts]
-    runtime.close()
-    return np.concatenate(rows)
 
 
 def llama_cpp_logits(name: str, chunk: int) -> Rows:
@@ -46,9 +30,9 @@ def llama_cpp_logits(name: str, chunk: int) -> Rows:
 
 def engines(name: str) -> Iterator[tuple[str, Rows]]:
     count = len(prose_ids(name))
-    yield "onhand, float32 products", onhand_logits(name, "exact.onnx", count)
-    yield "onhand, prefill", onhand_logits(name, "decoder.onnx", count)
-    yield "onhand, decode", onhand_logits(name, "decoder.onnx", 1)
+    yield "onhand, float32 products", logits(name, "exact.onnx", count)
+    yield "onhand, prefill", logits(name, "decoder.onnx", count)
+    yield "onhand, decode", logits(name, "decoder.onnx", 1)
     try:
         yield "llama.cpp, prefill", llama_cpp_logits(name, count)
         yield "llama.cpp, decode", llama_cpp_logits(name, 1)

@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from onhand.backends import Chunk
-from onhand.formats.gguf import GgufFile
-from onhand.formats.gguf_spec import read_spec
-from onhand_cpu import CpuRuntime
-from onhand_cpu.artifact import artifact_folder
-from support.real import MODELS, divergence, prose_ids, real_package, reference_logits
+from support.real import MODELS, divergence, logits, reference_logits
 
 pytestmark = pytest.mark.real_model
-
-
-def logits(name: str, graph: str, chunk: int) -> npt.NDArray[np.float32]:
-    package, ids = real_package(name), prose_ids(name)
-    with GgufFile.open(package.weights) as file:
-        spec = read_spec(file)
-    runtime = CpuRuntime(spec, artifact_folder(package) / graph, threads=2, context_tokens=256)
-    cuts = range(0, len(ids), chunk)
-    rows = [runtime.forward([Chunk(slot=0, tokens=ids[c : c + chunk], rows="all")]).copy() for c in cuts]
-    runtime.close()
-    return np.concatenate(rows)
 
 
 @pytest.mark.parametrize("name", MODELS)

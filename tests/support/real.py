@@ -7,11 +7,13 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from onhand.backends import Chunk
 from onhand.formats.gguf import GgufFile
 from onhand.formats.gguf_spec import read_spec
 from onhand.formats.package import ModelPackage
 from onhand.formats.tokenizer import Tokenizer
-from onhand_cpu.artifact import compile_package
+from onhand_cpu import CpuRuntime
+from onhand_cpu.artifact import artifact_folder, compile_package
 from support.corpora import corpus
 from support.packages import package_of
 from support.reference import ReferenceDecoder
@@ -54,6 +56,18 @@ def reference_logits(name: str) -> npt.NDArray[np.float32]:
     """What plain numpy gives for the prose, (tokens, vocab); takes seconds."""
     with GgufFile.open(real_package(name).weights) as file:
         return ReferenceDecoder(file, read_spec(file)).logits(prose_ids(name))
+
+
+def logits(name: str, graph: str, chunk: int) -> npt.NDArray[np.float32]:
+    """What the CPU backend gives for the prose, (tokens, vocab). graph: a compiled file. chunk: tokens a run."""
+    package, ids = real_package(name), prose_ids(name)
+    with GgufFile.open(package.weights) as file:
+        spec = read_spec(file)
+    runtime = CpuRuntime(spec, artifact_folder(package) / graph, threads=2, context_tokens=256)
+    cuts = range(0, len(ids), chunk)
+    rows = [runtime.forward([Chunk(slot=0, tokens=ids[c : c + chunk], rows="all")]).copy() for c in cuts]
+    runtime.close()
+    return np.concatenate(rows)
 
 
 def divergence(expected: npt.NDArray[np.float32], found: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
