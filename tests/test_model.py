@@ -58,7 +58,7 @@ def test_a_base_model_completes_text_and_refuses_to_chat(tmp_path: Path) -> None
     with onhand.open(write_tiny(tmp_path / "base.gguf", template=None)) as model:
         assert reply_of(model.complete("Once upon", BRIEF)).usage.prompt_tokens == len("Once upon")
         with pytest.raises(onhand.TemplateError, match="base model"):
-            model.chat().ask("Hello")
+            model.chat()
 
 
 def test_a_template_that_does_not_compile_disables_chat_alone(tmp_path: Path) -> None:

@@ -59,7 +59,12 @@ class Model:
         return self._completion.runtime.cache.tokens
 
     def chat(self, system: str | None = None, options: GenerationOptions | None = None) -> Chat:
-        """Begin a conversation. options: for every reply that is not asked with its own."""
+        """Begin a conversation. options: for every reply that is not asked with its own.
+
+        Raises TemplateError for a model that has no chat template, or one that cannot be used.
+        """
+        if self._runtime.encoder is None:
+            raise TemplateError(self.prompt_policy)
         return Chat(self._runtime, system, options or GenerationOptions())
 
     def complete(self, text: str, options: GenerationOptions | None = None) -> Generator[Event, None, None]:

@@ -106,6 +106,22 @@ def test_a_question_is_answered_and_ctrl_d_leaves(chat: pexpect.spawn[str]) -> N
     leave(chat)
 
 
+def test_what_is_pasted_is_one_question_however_many_lines(script: list[str]) -> None:
+    with start(script, "chat", term="xterm") as terminal:
+        terminal.expect_exact("> ")
+        terminal.send("\x1b[200~one\ntwo\x1b[201~\r")
+        terminal.expect("you said one\r*\ntwo")
+        terminal.sendline("said?")
+        terminal.expect_exact("heard 3")
+
+
+def test_a_command_that_is_not_there_is_not_asked_of_the_model(chat: pexpect.spawn[str]) -> None:
+    chat.sendline("/foo")
+    chat.expect("no command /foo")
+    chat.sendline("said?")
+    chat.expect("heard 1")
+
+
 def test_ctrl_c_stops_the_reply_and_not_the_program(chat: pexpect.spawn[str]) -> None:
     chat.sendline("long")
     chat.expect_exact("word20 ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,7 +21,7 @@ from onhand.options import GenerationOptions
 if TYPE_CHECKING:
     from onhand.chat import Chat
 
-HELP = "/reset begins anew · /quit or Ctrl-D leaves · Ctrl-C stops a reply"
+HELP = "/help shows this · /reset begins anew · /quit or Ctrl-D leaves · Ctrl-C stops a reply"
 
 
 def chat(
@@ -59,7 +60,11 @@ def chat(
 def _converse(begin: Callable[[], Chat]) -> None:
     """Talk with the person at the terminal until they leave. begin: starts an empty conversation."""
     with suppress(ImportError):
-        import readline  # noqa: F401  input() then edits lines and remembers them, in memory alone
+        import readline  # input() then edits lines and remembers them, in memory alone
+
+        if os.environ.get("TERM", "dumb") != "dumb":
+            # What is pasted is one question, however many lines it has.
+            readline.parse_and_bind("set enable-bracketed-paste on")
     chat = begin()
     for question in _questions():
         if question == "/help":
@@ -67,6 +72,8 @@ def _converse(begin: Callable[[], Chat]) -> None:
         elif question == "/reset":
             chat = begin()
             note("a new conversation")
+        elif question.startswith("/") and question[1:].isalpha():
+            note(f"there is no command {question} · {HELP}")
         else:
             _answer(chat, question)
 
