@@ -90,10 +90,7 @@ class Model:
 def _encoder(tokenizer: Tokenizer) -> tuple[PromptEncoder | None, str]:
     """The encoder of the model's chat template, or why there is none: then only `complete` works."""
     if not tokenizer.chat_template:
-        return (
-            None,
-            "it has none: this is a base model; continue text with Model.complete or onhand ask --raw",
-        )
+        return None, "it has none: this is a base model; continue text with Model.complete or onhand ask --raw"
     try:
         texts = {token: text for text, token in tokenizer.scaffold_tokens.items()}
         bos, eos = (texts.get(token, "") if token is not None else "" for token in (tokenizer.bos_id, tokenizer.eos_id))

@@ -45,6 +45,12 @@ def test_half_a_character_at_the_limit_is_shown_as_one_replacement() -> None:
     assert (reply.text, reply.finish_reason) == ("\ufffd", "length")
 
 
+def test_a_stop_string_that_only_the_end_completes_counts() -> None:
+    options = GenerationOptions(temperature=0, max_tokens=1, stop=["\ufffd"])
+    reply = reply_of(scripted(said("é")).stream(PROMPT, options))
+    assert (reply.text, reply.finish_reason, reply.stop_string) == ("", "stop", "\ufffd")
+
+
 def test_control_tokens_are_not_shown_but_their_text_is() -> None:
     """BR-08: a reserved token between words vanishes; the same characters, spelled out, stay."""
     unused = TOKENS.index("<|unused|>")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -128,12 +128,10 @@ class Graph:
             self._means[key] = self.node("Concat", [x, *[means] * layout.copies], axis=-1)
         return self._means[key]
 
-    def finish(self, properties: Iterable[tuple[str, str]] = ()) -> onnx.ModelProto:
+    def finish(self) -> onnx.ModelProto:
         """The model, its tensors outside of it."""
         graph = helper.make_graph(
             self._nodes, "decoder", self._inputs, self._outputs, initializer=list(self._initializers.values())
         )
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="onhand")
-        helper.set_model_props(model, dict(properties))
-        return model
+        return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="onhand")

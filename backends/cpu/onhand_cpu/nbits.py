@@ -14,7 +14,6 @@ How many passes are worth their bytes was measured: docs/adr/0003.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -184,16 +183,6 @@ def _pack_nibbles(values: U8) -> U8:
     return values[:, 0::2] | (values[:, 1::2] << np.uint8(4))
 
 
-def offset_error(blocks: AffineBlocks, layout: NBitsLayout) -> float:
-    """The largest error of an offset after `carry`, as a fraction of its block's step (for tests and reports)."""
-    if blocks.offsets is None:
-        return 0.0
-    carried = dequantize(carry(blocks, layout), layout)
-    error = np.abs(carried - blocks.dequantize()).reshape(blocks.codes.shape).max(axis=2)
-    ratio = np.divide(error, np.abs(blocks.scales), out=np.zeros_like(error), where=blocks.scales != 0)
-    return float(ratio.max())
-
-
 def dequantize(rows: NBitsRows, layout: NBitsLayout) -> F32:
     """The weights that MatMulNBits works with, extra columns folded back: (rows, columns) float32."""
     codes, zeros = rows.codes.reshape(rows.codes.shape[0], -1), rows.zeros
@@ -211,13 +200,3 @@ def dequantize(rows: NBitsRows, layout: NBitsLayout) -> F32:
 
 def _unpack_nibbles(packed: U8) -> U8:
     return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(packed.shape[0], -1)
-
-
-def bytes_per_row(layout: NBitsLayout) -> int:
-    """What one row takes on disk and in memory."""
-    return layout.blocks * (layout.code_bytes + 4) + layout.zero_bytes
-
-
-def extra_share(layout: NBitsLayout) -> float:
-    """How much the extra columns add to the matrix, as a fraction."""
-    return math.fsum([layout.blocks, -layout.own_blocks]) / layout.own_blocks

@@ -124,12 +124,15 @@ class Completion:
                 seconds += time.perf_counter() - mark
                 yield TextEvent(text)
                 mark = time.perf_counter()
-            if ended or stops.matched is not None:
+            if ended:
                 finish = "stop"
+            if ended or stops.matched is not None:
                 break
             if generated < room:
                 logits = self._forward([token])
         tail = "" if stops.matched is not None else stops.feed(detokenizer.finish()) + stops.finish()
+        if stops.matched is not None:
+            finish = "stop"
         if tail:
             shown.append(tail)
             yield TextEvent(tail)

@@ -5,6 +5,7 @@
       weights.gguf     as they came, never changed
       tokenizer-*.npz  rebuilt from the weights once (see `Tokenizer`)
       <backend>/       what a backend compiled, with a manifest of its own
+      .lock            held by whoever compiles
 
 Only model.json and weights.gguf matter; the rest is rebuilt when it is missing or stale.
 """

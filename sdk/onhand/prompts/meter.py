@@ -55,11 +55,6 @@ class Meter:
             self._known[id(value)] = self.size(value)
         return self.size(value)
 
-    @property
-    def spent(self) -> int:
-        """The units paid so far."""
-        return self.limit - self._left
-
     def spend(self, units: int) -> None:
         """Pay. Raises TemplateLimitError when the account does not hold that much."""
         self._left -= units
