@@ -22,7 +22,7 @@ $(VENV)/ready-%: pyproject.toml scripts/bootstrap.sh
 # `pull` does nothing, and touches no network, when the model is on this device.
 chat: $(VENV)/ready-chat
 	@if [ "$$ONHAND_MODEL" = smollm2-135m ]; then $(VENV)/bin/onhand pull smollm2-135m >/dev/null; fi
-	@if [ -n "$$ONHAND_ASK" ]; then exec $(VENV)/bin/onhand ask -- "$$ONHAND_MODEL" "$$ONHAND_ASK"; \
+	@if [ -n "$$ONHAND_ASK" ]; then exec $(VENV)/bin/onhand ask --no-stdin -- "$$ONHAND_MODEL" "$$ONHAND_ASK"; \
 	else exec $(VENV)/bin/onhand chat -- "$$ONHAND_MODEL"; fi
 
 test: $(VENV)/ready-dev

@@ -11,11 +11,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the models and the reference are the tests'
 
-Engine = Callable[[], float]
+Run = Callable[[], float]
 """Runs once and says how long it took, in seconds."""
 
 
-def interleaved(engines: Mapping[str, Engine], rounds: int) -> dict[str, list[float]]:
+def interleaved(engines: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
     """Run every engine once a round, so that a machine that slows down slows all of them; seconds by engine."""
     for engine in engines.values():
         engine()

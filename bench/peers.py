@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 import onnxruntime as ort
-from common import Engine, interleaved, machine, median_ratio, timed
+from common import Run, interleaved, machine, median_ratio, timed
 
 from onhand.backends import Chunk
-from onhand.decoding.completion import PREFILL_CHUNK_TOKENS, Completion
+from onhand.decoding.engine import PREFILL_CHUNK_TOKENS, Engine
+from onhand.decoding.window import Prompt
 from onhand.formats.gguf import GgufFile
 from onhand.formats.gguf_spec import read_spec
 from onhand.formats.spec import rope_tables
@@ -34,10 +35,10 @@ def onhand_runtime(name: str) -> CpuRuntime:
     return CpuRuntime(spec, artifact_folder(package) / "decoder.onnx", threads=THREADS, context_tokens=CONTEXT)
 
 
-def onhand_engines(name: str) -> dict[str, Engine]:
+def onhand_engines(name: str) -> dict[str, Run]:
     """The product's own token loop, greedy, text and all; and what it spends on the prompt."""
     runtime = onhand_runtime(name)
-    completion = Completion(runtime, real_tokenizer(name), chunk_tokens=PREFILL_CHUNK_TOKENS)
+    engine = Engine(runtime, real_tokenizer(name), chunk_tokens=PREFILL_CHUNK_TOKENS)
     ids = prose_ids(name, PROMPT)
 
     def prefill() -> float:
@@ -46,7 +47,7 @@ def onhand_engines(name: str) -> dict[str, Engine]:
 
     def decode() -> float:
         options = GenerationOptions(temperature=0, max_tokens=STEPS)
-        *_, done = completion.stream(ids[:128], options)
+        *_, done = engine.stream(Prompt(ids[:128]), options)
         assert isinstance(done, DoneEvent)
         usage = done.reply.usage
         return usage.decode_seconds / (usage.completion_tokens - 1)
@@ -54,7 +55,7 @@ def onhand_engines(name: str) -> dict[str, Engine]:
     return {"prefill": prefill, "decode": decode}
 
 
-def bare_engine(name: str) -> Engine:
+def bare_engine(name: str) -> Run:
     """The same graph in a loop that binds once, then per step writes the inputs, runs, and takes the best logit."""
     package = real_package(name)
     with GgufFile.open(package.weights) as file:
@@ -96,7 +97,7 @@ def bare_engine(name: str) -> Engine:
     return lambda: timed(steps) / (STEPS - 1)
 
 
-def llama_cpp_engines(name: str) -> dict[str, Engine]:
+def llama_cpp_engines(name: str) -> dict[str, Run]:
     from llama_cpp import Llama
 
     path = str(real_package(name).weights)
@@ -122,7 +123,7 @@ def llama_cpp_engines(name: str) -> dict[str, Engine]:
     return {"prefill": prefill, "decode": decode}
 
 
-PEERS: dict[str, Callable[[str], dict[str, Engine]]] = {"llama.cpp": llama_cpp_engines}
+PEERS: dict[str, Callable[[str], dict[str, Run]]] = {"llama.cpp": llama_cpp_engines}
 
 
 def main() -> None:

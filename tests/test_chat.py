@@ -26,7 +26,7 @@ class Listening:
     def __init__(self, script: Iterable[Step], context_tokens: int = 4096) -> None:
         self.completion = scripted(script, context_tokens=context_tokens)
         encoder = PromptEncoder(ChatTemplate(CHATML), byte_tokenizer())
-        self._inner = TokenChat(self.completion, encoder)
+        self._inner = TokenChat(self.completion.engine, encoder)
         self.asked: list[list[Message]] = []
 
     def stream(self, messages: Sequence[Message], options: GenerationOptions) -> Generator[Event, None, None]:
@@ -110,10 +110,10 @@ def test_typed_control_tokens_stay_text() -> None:
     held = runtime.completion.runtime
     assert isinstance(held, ScriptedRuntime)
     start = byte_tokenizer().scaffold_tokens["<|im_start|>"]
-    assert held.held.count(start) == 2
+    assert held.held[0].count(start) == 2
 
 
 def test_a_model_without_a_template_says_so() -> None:
-    chat = Chat(TokenChat(scripted([]), None, "this model has no chat template"), None, GREEDY)
+    chat = Chat(TokenChat(scripted([]).engine, None, "this model has no chat template"), None, GREEDY)
     with pytest.raises(TemplateError, match="no chat template"):
         chat.ask("Hello")

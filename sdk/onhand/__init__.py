@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from onhand.errors import (
     BackendError,
     BackendUnavailableError,
-    BusyError,
     ContextOverflowError,
     DownloadError,
     GenerationError,
@@ -30,6 +29,7 @@ from onhand.errors import (
     NumericalError,
     OnhandError,
     OptionError,
+    QueueFullError,
     StorageError,
     TemplateError,
     TemplateLimitError,
@@ -38,7 +38,19 @@ from onhand.errors import (
     UnsupportedQuantizationError,
 )
 from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
-from onhand.types import DoneEvent, Event, FinishReason, Message, PrefillEvent, Progress, Reply, Role, TextEvent, Usage
+from onhand.types import (
+    DoneEvent,
+    Event,
+    EvictedEvent,
+    FinishReason,
+    Message,
+    PrefillEvent,
+    Progress,
+    Reply,
+    Role,
+    TextEvent,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from onhand.chat import Chat
@@ -49,7 +61,6 @@ _ON_FIRST_USE = {"Chat": "onhand.chat", "Model": "onhand.model", "open": "onhand
 __all__ = [
     "BackendError",
     "BackendUnavailableError",
-    "BusyError",
     "CacheOptions",
     "Chat",
     "ContextOverflowError",
@@ -57,6 +68,7 @@ __all__ = [
     "DoneEvent",
     "DownloadError",
     "Event",
+    "EvictedEvent",
     "FinishReason",
     "GenerationError",
     "GenerationOptions",
@@ -73,6 +85,7 @@ __all__ = [
     "OptionError",
     "PrefillEvent",
     "Progress",
+    "QueueFullError",
     "Reply",
     "Role",
     "StorageError",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,7 @@ class DecoderRuntime(Protocol):
     `forward` appends each chunk to its slot and returns the wanted rows in the order of the batch. A slot never holds
     more than cache.tokens; whoever calls sees to that, and a call that would break it raises ContextOverflowError and
     changes nothing. The logits of a token depend only on the tokens before it in its slot: not on how they were
-    cut into chunks, what other slots hold, or what was truncated.
+    cut into chunks, what other slots hold, or what was truncated. `onhand.runtime_checks` has the refusals.
     """
 
     @property
@@ -75,6 +75,16 @@ class DecoderRuntime(Protocol):
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the slot's first `length` tokens. Raises OptionError when it holds fewer."""
+
+    def evict(self, slot: int, first: int, count: int) -> None:
+        """Take `count` tokens out of a slot, from place `first` on; those behind move up and count as that much nearer.
+
+        Keys and values of what stays are not computed anew: they still know of what was evicted. Keys are rotated to
+        their new places, each layer by its own RoPE (after StreamingLLM, Xiao et al. 2024). Raises OptionError.
+        """
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make a slot hold the first `length` tokens of another, and nothing else. Raises OptionError."""
 
     def close(self) -> None:
         """Give back memory and threads. Closing twice is allowed."""
@@ -104,7 +114,11 @@ class Probe:
     remedy: str = ""
     facts: dict[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return f"{self.detail} ({self.remedy})" if self.remedy else self.detail
 
+
+@runtime_checkable
 class Backend(Protocol):
     """One way to run a decoder on this machine."""
 
@@ -122,16 +136,71 @@ class Backend(Protocol):
         """Load a prepared package. Raises BackendError, ModelFormatError."""
 
 
+# What an import raises: of a package that is missing, or made for another Python or numpy; of a library that cannot be
+# opened; of a driver that is not there; of code with a slip in it. A backend is other people's code, and one that is
+# broken must not take the others along.
+_IMPORT_FAILURES = (
+    ImportError,
+    OSError,
+    RuntimeError,
+    AttributeError,
+    NameError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+)
+
+
+class UnusableBackend:
+    """Stands in for a backend that is installed and cannot be imported: its probe says why, and what to do."""
+
+    def __init__(self, entry: EntryPoint, problem: str) -> None:
+        self.name = entry.name
+        package = entry.dist.name if entry.dist is not None else entry.value
+        remedy = f"run: pip install --force-reinstall {package}, or: pip uninstall {package}"
+        if package == "onhand":  # an extra of it brings what the backend needs
+            remedy = f'run: pip install "onhand[{entry.name}]"'
+        self._probe = Probe(available=False, detail=f"it cannot be imported: {problem}", remedy=remedy)
+
+    def probe(self) -> Probe:
+        """Why it cannot be used."""
+        return self._probe
+
+    def prepare(self, package: ModelPackage, progress: Progress | None = None) -> NoReturn:
+        """Raise BackendUnavailableError."""
+        raise BackendUnavailableError(self.name, str(self._probe))
+
+    def load(self, package: ModelPackage, cache: CacheOptions, device: DeviceOptions) -> NoReturn:
+        """Raise BackendUnavailableError."""
+        raise BackendUnavailableError(self.name, str(self._probe))
+
+
 def available_backends() -> dict[str, Backend]:
-    """Every installed backend by name, in the order in which they are tried: others first, the CPU last."""
+    """Every installed backend by name, in the order in which they are tried: others first, the CPU last.
+
+    One that cannot be imported is among them, and its probe says why.
+    """
     found: dict[str, Backend] = {}
     for entry in entry_points(group=ENTRY_POINT_GROUP):
-        try:
-            backend: Backend = entry.load()
-        except ImportError:
-            continue  # its extra is not installed; `choose_backend` says so when nothing else is left
-        found[entry.name] = backend
+        backend = _imported(entry)
+        if isinstance(backend, UnusableBackend):
+            found.setdefault(entry.name, backend)
+        else:
+            found[entry.name] = backend
     return dict(sorted(found.items(), key=lambda item: (item[0] == "cpu", item[0])))
+
+
+def _imported(entry: EntryPoint) -> Backend:
+    try:
+        backend = entry.load()
+    except _IMPORT_FAILURES as error:
+        return UnusableBackend(entry, f"{type(error).__name__}: {' '.join(str(error).split())}")
+    if isinstance(backend, type) or not isinstance(backend, Backend):
+        return UnusableBackend(entry, f"{entry.value} is no backend but a {type(backend).__name__}")
+    return backend
 
 
 def choose_backend(device: str) -> Backend:
@@ -144,10 +213,10 @@ def choose_backend(device: str) -> Backend:
         raise OptionError("device", device, f"auto or one of {', '.join(backends) or 'none: no backend is installed'}")
     tried = backends if device == "auto" else {device: backends[device]}
     reasons = []
-    for backend in tried.values():
+    for name, backend in tried.items():
         probe = backend.probe()
         if probe.available:
             return backend
-        reasons.append(f"{backend.name}: {probe.detail} {probe.remedy}".rstrip())
+        reasons.append(str(probe) if name == device else f"{name}: {probe}")
     why = "; ".join(reasons) or 'no backend is installed: pip install "onhand[cpu]"'
     raise BackendUnavailableError(device, why)

@@ -8,7 +8,7 @@ from contextlib import closing
 from onhand.backends import ChatRuntime
 from onhand.errors import OptionError
 from onhand.options import GenerationOptions
-from onhand.types import DoneEvent, Event, Message, Reply, TextEvent
+from onhand.types import DoneEvent, Event, EvictedEvent, Message, Reply, TextEvent
 
 
 class Chat:
@@ -22,27 +22,36 @@ class Chat:
         self._runtime = runtime
         self._messages = [Message("system", _encodable(system))] if system is not None else []
         self.options = options
+        self._unseen: tuple[int, ...] = ()
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """What was said so far, the system prompt first."""
         return tuple(self._messages)
 
+    @property
+    def unseen(self) -> tuple[int, ...]:
+        """The indices in `messages` of those that the model saw nothing of in its last reply: the window slid on."""
+        return self._unseen
+
     def stream(self, text: str, options: GenerationOptions | None = None) -> Generator[Event, None, None]:
         """Ask, and yield the reply as it comes; the last event is DoneEvent.
 
         Closing the generator cancels the reply within one step and keeps what was said:
         `with closing(chat.stream(text)) as events`. options: for this reply alone. Raises OptionError for text that
-        cannot be encoded, TemplateError, ContextOverflowError, NumericalError, BusyError.
+        cannot be encoded, TemplateError, ContextOverflowError, NumericalError, QueueFullError.
         """
         question = Message("user", _encodable(text))
         said: list[str] = []
+        self._unseen = ()
         ended = False
         with closing(self._runtime.stream([*self._messages, question], options or self.options)) as events:
             try:
                 for event in events:
                     if isinstance(event, TextEvent):
                         said.append(event.text)
+                    elif isinstance(event, EvictedEvent):
+                        self._unseen = event.messages
                     elif isinstance(event, DoneEvent):
                         ended = True
                         self._record(question, said)

@@ -16,7 +16,7 @@
     │   └── HashMismatchError (ValueError)            what was fetched is not what was asked for
     ├── StorageError (OSError)                        the disk is full, read-only or gone
     ├── GenerationError
-    │   ├── BusyError (RuntimeError)                  the model is in the middle of another reply
+    │   ├── QueueFullError (RuntimeError)             too many replies wait for a slot
     │   ├── ContextOverflowError (ValueError)         the prompt is longer than the context
     │   └── NumericalError (ArithmeticError)          the model gave logits that are not numbers
     └── BackendError (RuntimeError)
@@ -150,11 +150,13 @@ class GenerationError(OnhandError):
     """A reply could not be generated. The conversation is as it was before the question."""
 
 
-class BusyError(GenerationError, RuntimeError):
-    """The model is in the middle of another reply."""
+class QueueFullError(GenerationError, RuntimeError):
+    """Too many replies wait for a slot. Attributes: waiting, limit."""
 
-    def __init__(self) -> None:
-        super().__init__("the model is in the middle of another reply: read that stream to its end or close it first")
+    def __init__(self, waiting: int, limit: int) -> None:
+        self.waiting = waiting
+        self.limit = limit
+        super().__init__(f"{waiting} replies wait already, the limit is {limit}: ask again later, or close some")
 
 
 class ContextOverflowError(GenerationError, ValueError):

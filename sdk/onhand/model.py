@@ -11,8 +11,9 @@ from typing import Self
 
 from onhand.backends import DecoderRuntime, choose_backend
 from onhand.chat import Chat
-from onhand.decoding.completion import Completion
+from onhand.decoding.engine import Engine
 from onhand.decoding.token_chat import TokenChat
+from onhand.decoding.window import Prompt
 from onhand.errors import ModelFormatError, OptionError, StorageError, TemplateError
 from onhand.formats.gguf import GgufFile
 from onhand.formats.package import ModelPackage
@@ -34,13 +35,15 @@ class Model:
     for people to read.
     """
 
-    def __init__(self, package: ModelPackage, backend: str, runtime: DecoderRuntime, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, package: ModelPackage, backend: str, runtime: DecoderRuntime, tokenizer: Tokenizer, cache: CacheOptions
+    ) -> None:
         self.package = package
         self.backend = backend
         self.tokenizer = tokenizer
-        self._completion = Completion(runtime, tokenizer)
+        self._engine = Engine(runtime, tokenizer, cache)
         encoder, problem = _encoder(tokenizer)
-        self._runtime = TokenChat(self._completion, encoder, problem)
+        self._runtime = TokenChat(self._engine, encoder, problem)
         self.prompt_policy = problem if encoder is None else str(encoder.policy)
 
     @property
@@ -51,12 +54,12 @@ class Model:
     @property
     def spec(self) -> DecoderSpec:
         """The architecture."""
-        return self._completion.runtime.spec
+        return self._engine.runtime.spec
 
     @property
     def context_tokens(self) -> int:
-        """The most tokens that prompt and reply may have together."""
-        return self._completion.runtime.cache.tokens
+        """The window: the most tokens of a conversation that the model sees at a time."""
+        return self._engine.runtime.cache.tokens
 
     def chat(self, system: str | None = None, options: GenerationOptions | None = None) -> Chat:
         """Begin a conversation. options: for every reply that is not asked with its own.
@@ -72,7 +75,7 @@ class Model:
         ids = self.tokenizer.encode(text)
         if self.tokenizer.add_bos and self.tokenizer.bos_id is not None:
             ids = [self.tokenizer.bos_id, *ids]
-        yield from self._completion.stream(ids, options or GenerationOptions())
+        yield from self._engine.stream(Prompt(ids), options or GenerationOptions())
 
     def close(self) -> None:
         """Give back memory and threads. Closing twice is allowed."""
@@ -120,7 +123,8 @@ def open(
     with _alone(package, progress):
         backend.prepare(package, progress)
         tokenizer = _tokenizer(package)
-    return Model(package, backend.name, backend.load(package, cache or CacheOptions(), devices), tokenizer)
+    caching = cache or CacheOptions()
+    return Model(package, backend.name, backend.load(package, caching, devices), tokenizer, caching)
 
 
 def _package(model: str | Path, *, pull: bool, progress: Progress | None) -> ModelPackage:

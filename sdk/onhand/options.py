@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from onhand.errors import OptionError
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
 MAX_SEED = 2**64 - 1
+
+Overflow = Literal["slide", "recompute", "error"]
+"""What happens to a conversation that outgrows its window."""
 
 DEFAULT_CONTEXT_TOKENS = 8192
 """The context where neither the user nor the model asks for less."""
@@ -32,8 +36,8 @@ class GenerationOptions:
     """How a reply is generated.
 
     max_tokens: most tokens to generate, the prompt not counted; the default ends the endless loops that small models
-        fall into; None generates until the context is full; 0 reads the prompt and gives an empty reply that ended by
-        "length".
+        fall into; None sets no limit, or with overflow="error" the context; 0 reads the prompt and gives an empty
+        reply that ended by "length".
     temperature: 0 is greedy (the highest logit, the lowest id on ties) and ignores the other filters.
     top_k: keep this many of the likeliest tokens; 0 keeps all.
     top_p: keep the likeliest tokens up to this total probability (Holtzman et al. 2020).
@@ -44,6 +48,7 @@ class GenerationOptions:
         counts, so that an answer keeps the prompt's language and names.
     seed: None draws one, which the reply reports; every other number, 0 included, repeats the same reply.
     stop: the reply ends before the first of these strings.
+    deadline_seconds: the reply ends with what it has so long after it was asked for, waiting for its turn included.
     """
 
     max_tokens: int | None = 1024
@@ -57,6 +62,7 @@ class GenerationOptions:
     penalty_window_tokens: int = 256
     seed: int | None = None
     stop: Sequence[str] = ()
+    deadline_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -71,6 +77,8 @@ class GenerationOptions:
         _whole("penalty_window_tokens", self.penalty_window_tokens, 0, math.inf, "a whole number from 0")
         if self.seed is not None:
             _whole("seed", self.seed, 0, MAX_SEED, "a whole number from 0 to 2**64 - 1, or None to draw one")
+        if self.deadline_seconds is not None:
+            _number("deadline_seconds", self.deadline_seconds, 0, math.inf, "seconds from 0, or None")
         self._check_stop()
 
     def _check_stop(self) -> None:
@@ -89,15 +97,33 @@ class GenerationOptions:
 class CacheOptions:
     """What the KV cache holds.
 
-    context_tokens: most tokens of prompt and reply together; None takes the model's own limit, at most
-        DEFAULT_CONTEXT_TOKENS.
+    context_tokens: the window: most tokens of a conversation that are held at a time; None takes the model's own limit,
+        at most DEFAULT_CONTEXT_TOKENS.
+    slots: how many conversations are held at a time, each with a window of its own. More may be open: they share.
+    overflow: what happens to a conversation that outgrows the window. "slide" takes the oldest turns out of the cache
+        and goes on at once; "recompute" takes out the same and reads what stays once more, as if the rest had never
+        been said; "error" refuses.
+    sinks: tokens at the beginning that are never dropped; None keeps the system prompt, else 4 tokens of a conversation
+        and 64 of a plain text.
+    evict_tokens: least that is dropped at a time; None takes an eighth of the window.
     """
 
     context_tokens: int | None = None
+    slots: int = 1
+    overflow: Overflow = "slide"
+    sinks: int | None = None
+    evict_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.context_tokens is not None:
             _whole("context_tokens", self.context_tokens, 8, 2**24, "a whole number from 8 to 2**24, or None")
+        _whole("slots", self.slots, 1, 64, "a whole number from 1 to 64")
+        if self.overflow not in get_args(Overflow):
+            raise OptionError("overflow", self.overflow, f"one of {', '.join(get_args(Overflow))}")
+        if self.sinks is not None:
+            _whole("sinks", self.sinks, 0, 2**24, "a whole number from 0, or None")
+        if self.evict_tokens is not None:
+            _whole("evict_tokens", self.evict_tokens, 1, 2**24, "a whole number from 1, or None")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

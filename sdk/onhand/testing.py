@@ -11,6 +11,7 @@ import numpy.typing as npt
 from onhand.backends import Batch, CacheShape, Chunk, DecoderRuntime, Logits
 from onhand.errors import BackendError, ContextOverflowError, OptionError
 from onhand.formats.spec import DecoderSpec, LayerSpec, RopeSpec
+from onhand.runtime_checks import check_batch, check_eviction, check_slot, check_truncation
 
 Step = int | npt.NDArray[np.float32] | Exception
 """What a scripted runtime answers for one row: the id that shall win, whole logits (vocab,), or an error to raise."""
@@ -20,56 +21,61 @@ class ScriptedRuntime:
     """A DecoderRuntime that answers from a script, one step for each row of logits that is asked for.
 
     Used to test everything above a runtime without a model. After the script's end every row gives `end_id`.
+    held: the tokens in each slot. forwarded: how many tokens each chunk of each call brought.
     """
 
-    def __init__(self, script: Iterable[Step], *, vocab_size: int, end_id: int, context_tokens: int = 4096) -> None:
+    def __init__(
+        self, script: Iterable[Step], *, vocab_size: int, end_id: int, context_tokens: int = 4096, slots: int = 1
+    ) -> None:
         self.spec = _spec(vocab_size, context_tokens)
-        self.cache = CacheShape(slots=1, tokens=context_tokens, bytes_per_token=self.spec.kv_values_per_token * 4)
-        self.held: list[int] = []
+        self.cache = CacheShape(slots=slots, tokens=context_tokens, bytes_per_token=self.spec.kv_values_per_token * 4)
+        self.held: list[list[int]] = [[] for _ in range(slots)]
         self.forwarded: list[int] = []
         self._script = iter(script)
         self._end_id = end_id
         self._closed = False
 
     def forward(self, batch: Batch) -> Logits:
-        """Append tokens; answer from the script. `forwarded` records how many tokens each call brought."""
+        """Append tokens; answer from the script."""
         if self._closed:
             raise BackendError("scripted", "the model was closed")
+        check_batch(batch, self.spec, self.cache, self._lengths)
         rows = []
         for chunk in batch:
-            self._check(chunk)
             wanted = {"none": 0, "last": 1, "all": len(chunk.tokens)}[chunk.rows]
             rows += [self._answer() for _ in range(wanted)]
-            self.held.extend(chunk.tokens)
+            self.held[chunk.slot].extend(chunk.tokens)
             self.forwarded.append(len(chunk.tokens))
         return np.stack(rows) if rows else np.empty((0, self.spec.vocab_size), np.float32)
 
     def length(self, slot: int) -> int:
         """How many tokens the slot holds."""
-        self._check_slot(slot)
-        return len(self.held)
+        check_slot(slot, self.cache)
+        return len(self.held[slot])
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the slot's first `length` tokens."""
-        self._check_slot(slot)
-        if not 0 <= length <= len(self.held):
-            raise OptionError("length", length, f"0 to {len(self.held)}")
-        del self.held[length:]
+        check_truncation(slot, length, self.cache, self._lengths)
+        del self.held[slot][length:]
+
+    def evict(self, slot: int, first: int, count: int) -> None:
+        """Forget tokens in the middle."""
+        check_eviction(slot, first, count, self.cache, self._lengths)
+        del self.held[slot][first : first + count]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make the target hold the source's first `length` tokens."""
+        check_slot(target, self.cache)
+        check_truncation(source, length, self.cache, self._lengths)
+        self.held[target] = self.held[source][:length]
 
     def close(self) -> None:
         """Refuse everything from now on."""
         self._closed = True
 
-    def _check(self, chunk: Chunk) -> None:
-        self._check_slot(chunk.slot)
-        if not chunk.tokens or not all(0 <= token < self.spec.vocab_size for token in chunk.tokens):
-            raise OptionError("tokens", chunk.tokens, f"at least one id, each from 0 to {self.spec.vocab_size - 1}")
-        if len(self.held) + len(chunk.tokens) > self.cache.tokens:
-            raise ContextOverflowError(len(self.held) + len(chunk.tokens), self.cache.tokens)
-
-    def _check_slot(self, slot: int) -> None:
-        if slot != 0:
-            raise OptionError("slot", slot, "0")
+    @property
+    def _lengths(self) -> list[int]:
+        return [len(tokens) for tokens in self.held]
 
     def _answer(self) -> npt.NDArray[np.float32]:
         step = next(self._script, self._end_id)
@@ -178,6 +184,53 @@ class BackendContract(ABC):
         assert len(runtime.forward([Chunk(slot=0, tokens=[5])])) == 1
         runtime.close()
 
+    def test_evicting_what_comes_last_is_truncating(self) -> None:
+        """And what stays before it is as it was."""
+        runtime = self.open_runtime()
+        expected = self._logits(runtime, self.prompt)
+        self._logits(runtime, [9, 9, 9])
+        runtime.evict(0, 6, len(self.prompt) + 3 - 6)
+        assert runtime.length(0) == 6
+        self._assert_close(self._logits(runtime, self.prompt[6:]), expected[6:])
+        runtime.close()
+
+    def test_eviction_makes_room_as_often_as_it_is_asked_for(self) -> None:
+        """Numbers stay numbers, and tokens that were never evicted give what they gave."""
+        runtime = self.open_runtime()
+        expected = self._logits(runtime, self.prompt)[:4]
+        limit = runtime.cache.tokens
+        for _ in range(8):
+            runtime.forward([Chunk(slot=0, tokens=[5] * (limit - runtime.length(0)))])
+            runtime.evict(0, 4, limit // 4)
+            assert runtime.length(0) == limit - limit // 4
+        assert np.isfinite(self._logits(runtime, self.prompt)).all()
+        runtime.truncate(0, 0)
+        self._assert_close(self._logits(runtime, self.prompt[:4]), expected)
+        runtime.close()
+
+    def test_a_copy_goes_on_as_the_original_would(self) -> None:
+        """Between two slots, where there are two; the original stays."""
+        runtime = self.open_runtime()
+        if runtime.cache.slots > 1:
+            expected = self._logits(runtime, self.prompt)
+            runtime.copy(0, 1, 5)
+            assert (runtime.length(0), runtime.length(1)) == (len(self.prompt), 5)
+            found = runtime.forward([Chunk(slot=1, tokens=self.prompt[5:], rows="all")])
+            self._assert_close(found, expected[5:])
+        runtime.close()
+
+    def test_slots_that_run_together_get_what_each_gets_alone(self) -> None:
+        """Chunks of different lengths in one batch, the slots in any order."""
+        runtime = self.open_runtime()
+        if runtime.cache.slots > 1:
+            expected = self._logits(runtime, self.prompt)
+            runtime.truncate(0, 3)
+            found = runtime.forward(
+                [Chunk(slot=1, tokens=self.prompt, rows="all"), Chunk(slot=0, tokens=self.prompt[3:4])]
+            )
+            self._assert_close(found, np.concatenate([expected, expected[3:4]]))
+        runtime.close()
+
     def test_bad_requests_are_refused_and_change_nothing(self) -> None:
         """Slots and ids out of range, empty chunks, a truncation that would lengthen."""
         runtime = self.open_runtime()
@@ -189,7 +242,11 @@ class BackendContract(ABC):
             Chunk(slot=0, tokens=[-1]),
         ):
             _refused(OptionError, lambda bad=chunk: runtime.forward([bad]))
+        twice = [Chunk(slot=0, tokens=[1]), Chunk(slot=0, tokens=[2])]
+        _refused(OptionError, lambda: runtime.forward(twice))
         _refused(OptionError, lambda: runtime.truncate(0, len(self.prompt) + 1))
+        _refused(OptionError, lambda: runtime.evict(0, len(self.prompt) - 1, 2))
+        _refused(OptionError, lambda: runtime.copy(0, runtime.cache.slots, 1))
         assert runtime.length(0) == len(self.prompt)
         runtime.close()
 

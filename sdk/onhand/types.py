@@ -9,8 +9,8 @@ from typing import Literal
 Role = Literal["system", "user", "assistant", "tool"]
 """Who speaks."""
 
-FinishReason = Literal["stop", "length"]
-"""Why a reply ended: the model or a stop string ended it, or a limit cut it."""
+FinishReason = Literal["stop", "length", "deadline"]
+"""Why a reply ended: the model or a stop string ended it, a limit of tokens cut it, or its time was up."""
 
 Progress = Callable[[str, int, int], None]
 """Told (what, done, total) while something long runs; the units of done and total are alike, total >= 1."""
@@ -18,10 +18,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation."""
+    """One message of a conversation. pinned: stays in the model's sight when the window slides."""
 
     role: Role
     content: str
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +30,15 @@ class Usage:
     """What a reply took.
 
     prompt_tokens counts the whole prompt with the template's own tokens; cached_tokens is the part of it whose KV was
-    reused; completion_tokens counts every generated token, the end-of-turn token included.
+    reused; completion_tokens counts every generated token, the end-of-turn token included; evicted_tokens are those of
+    both that are out of the model's sight at the end. The seconds are those of the model and the choice of tokens, not
+    those that the reader of the stream took.
     """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    evicted_tokens: int = 0
     prefill_seconds: float
     decode_seconds: float
 
@@ -67,6 +71,17 @@ class PrefillEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictedEvent:
+    """The window slid: the model no longer sees all of the conversation.
+
+    messages: which of those that it was given it sees nothing of; tokens: how many tokens in all are out of its sight.
+    """
+
+    messages: tuple[int, ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class TextEvent:
     """The next piece of the reply: whole characters, never empty."""
 
@@ -80,5 +95,5 @@ class DoneEvent:
     reply: Reply
 
 
-Event = PrefillEvent | TextEvent | DoneEvent
+Event = PrefillEvent | EvictedEvent | TextEvent | DoneEvent
 """What a stream yields."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from itertools import permutations
 from pathlib import Path
 
@@ -18,6 +19,13 @@ def test_an_error_leaves_with_the_code_of_its_nearest_class() -> None:
     assert exit_code(errors.HashMismatchError("x", "a", "b")) == 5
     assert exit_code(errors.ContextOverflowError(9, 8)) == 7
     assert exit_code(errors.ModelExistsError("x")) == OTHER
+
+
+def test_a_disk_that_is_full_leaves_with_6_whoever_found_out() -> None:
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
+        assert exit_code(OSError(number, "of the disk")) == 6
+    assert exit_code(BrokenPipeError(errno.EPIPE, "the reader has gone")) == OTHER
+    assert exit_code(PermissionError(errno.EACCES, "of a file")) == OTHER
 
 
 def test_the_guide_names_every_code() -> None:

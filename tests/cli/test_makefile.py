@@ -44,7 +44,7 @@ def make(clone: Path, *arguments: str) -> list[str]:
     ["hello", 'what\'s "this"?', "$HOME $(shell id) ${x} $$ `id` \\ # 100% ; | &", "-1 + 1", "你好", "two\nlines"],
 )
 def test_a_question_reaches_the_command_as_it_was_typed(clone: Path, question: str) -> None:
-    assert make(clone, "chat", f"ASK={question}") == ["ask", "--", "smollm2-135m", question]
+    assert make(clone, "chat", f"ASK={question}") == ["ask", "--no-stdin", "--", "smollm2-135m", question]
 
 
 def test_without_a_question_it_chats(clone: Path) -> None:

@@ -6,9 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,71 +14,10 @@ if sys.platform == "win32":
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)
 import pexpect
 
-SCRIPT = """
-    import sys, time
-    from contextlib import contextmanager
-    from onhand.chat import Chat
-    from onhand.cli import flags, main
-    from onhand.errors import ContextOverflowError
-    from onhand.options import GenerationOptions
-    from onhand.types import DoneEvent, PrefillEvent, Reply, TextEvent, Usage
-
-    def reply(pieces, finish_reason="stop"):
-        counts = dict(prompt_tokens=1, cached_tokens=0, completion_tokens=len(pieces))
-        usage = Usage(**counts, prefill_seconds=0, decode_seconds=0)
-        for piece in pieces:
-            time.sleep(0.01)
-            yield TextEvent(piece)
-        yield DoneEvent(Reply(text="".join(pieces), finish_reason=finish_reason, usage=usage, seed=7))
-
-    class Runtime:
-        def stream(self, messages, options):
-            question = messages[-1].content
-            if question == "long":
-                yield from reply([f"word{n} " for n in range(3000)])
-            elif question == "read":
-                for done in range(0, 10_000, 10):
-                    time.sleep(0.01)
-                    yield PrefillEvent(done, 10_000)
-            elif question == "escape":
-                yield from reply(["\\x1b]0;owned\\x07", "end"])
-            elif question == "full":
-                raise ContextOverflowError(9000, 8192)
-            elif question == "limit":
-                yield from reply(["cut"], "length")
-            elif question == "said?":
-                yield from reply([f"heard {len(messages)}: {[m.content[:11] for m in messages]}"])
-            else:
-                yield from reply([f"you said {question}"])
-
-        def close(self):
-            pass
-
-    class Model:
-        name = "scripted"
-
-        def chat(self, system=None, options=GenerationOptions()):
-            return Chat(Runtime(), system, options)
-
-    @contextmanager
-    def opened(*_):
-        yield Model()
-
-    flags.opened = opened
-    main()
-"""
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> list[str]:
-    """The arguments to Python that run `onhand` with the scripted model."""
-    path = tmp_path / "onhand_scripted.py"
-    path.write_text(textwrap.dedent(SCRIPT))
-    return [str(path)]
-
 
 def start(script: list[str], *arguments: str, term: str = "dumb") -> pexpect.spawn[str]:
     environment = os.environ | {"TERM": term, "PYTHONWARNINGS": "error"}
+    environment.pop("NO_COLOR", None)
     command = [*script, *arguments]
     return pexpect.spawn(sys.executable, command, encoding="utf-8", timeout=20, echo=False, env=environment)
 
@@ -207,6 +144,20 @@ def test_into_a_pipe_a_reply_goes_as_it_is(script: list[str]) -> None:
     assert piped([*script, "ask", "escape"]) == (0, "\x1b]0;owned\x07end\n", "")
 
 
+def test_what_is_piped_in_is_waited_for_and_a_person_at_a_terminal_is_told(script: list[str]) -> None:
+    terminal = pexpect.spawn(
+        "sh",
+        ["-c", '(sleep 3; echo late) | TEST_SILENCE_SECONDS=1 "$@"', "sh", sys.executable, *script, "ask", "hi"],
+        encoding="utf-8",
+        timeout=20,
+        env=os.environ | {"TERM": "dumb"},
+    )
+    with terminal:
+        terminal.expect_exact("--no-stdin")
+        terminal.expect_exact("you said late")
+        leave(terminal)
+
+
 @pytest.mark.parametrize("arguments", [["ask"], ["ask", "-"], ["ask", "scripted", "-"]])
 def test_a_question_can_be_piped_in(script: list[str], arguments: list[str]) -> None:
     assert piped([*script, *arguments], "hi there") == (0, "you said hi there\n", "")
@@ -235,6 +186,7 @@ def test_an_answer_as_json_is_one_object(script: list[str]) -> None:
             "prompt_tokens": 1,
             "cached_tokens": 0,
             "completion_tokens": 1,
+            "evicted_tokens": 0,
             "prefill_seconds": 0,
             "decode_seconds": 0,
         },

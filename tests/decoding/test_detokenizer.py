@@ -36,7 +36,7 @@ def bytes_only() -> Tokenizer:
     return tokenizer_of(small_sentencepiece("▁", add_space_prefix=False))
 
 
-@families
+@families  # gpt_oss: o200k_harmony, put together from GPT-4o's tokenizer; see support.vocabularies
 def test_naughty_strings_stream_as_they_decode_at_once(family: str) -> None:
     source = tokenizer(family)
     for text in naughty_strings():
@@ -59,14 +59,22 @@ def test_naughty_strings_come_back_as_they_were(family: str) -> None:
 
 
 @families
-def test_random_ids_stream_as_they_decode_at_once(family: str) -> None:
+def test_ten_thousand_random_id_sequences_stream_as_they_decode_at_once(family: str) -> None:
     source = tokenizer(family)
+    fragments = tokens_of_broken_text(source)
     chance = random.Random(4)
-    for _ in range(2_000):  # times five families
-        ids = [chance.randrange(source.size) for _ in range(chance.randrange(12))]
+    broken = 0
+    for _ in range(10_000):
+        any_id = chance.choices(range(source.size), k=chance.randrange(7))
+        ids = [*any_id, *chance.choices(fragments, k=chance.randrange(7))]
+        chance.shuffle(ids)
         pieces = stream(source, ids)
-        assert "".join(pieces) == source.decode(ids)
-        json.dumps(pieces).encode()
+        whole = source.decode(ids)
+        assert "".join(pieces) == whole
+        assert json.loads(json.dumps(pieces)) == pieces
+        json.dumps(pieces, ensure_ascii=False).encode()  # no half surrogate pair
+        broken += REPLACEMENT in whole
+    assert broken > 5_000
 
 
 def test_random_bytes_stream_as_they_decode_at_once(bytes_only: Tokenizer) -> None:
@@ -160,6 +168,7 @@ def test_only_the_very_first_space_belongs_to_the_tokenizer(prefix: bool) -> Non
         ("llama3_1", ["<|eot_id|>", "<|end_of_text|>", "<|reserved_special_token_3|>"]),
         ("smollm2", ["<|im_end|>", "<|endoftext|>"]),
         ("mistral", ["</s>", "<s>", "<unk>"]),
+        ("gpt_oss", ["<|return|>", "<|channel|>", "<|message|>", "<|start|>", "<|reserved_200013|>"]),
     ],
 )
 def test_special_tokens_are_hidden_and_their_names_in_text_are_not(family: str, hidden: list[str]) -> None:
@@ -195,6 +204,12 @@ def official_id(source: Tokenizer, name: str) -> int:
     assert source.unk_id is not None
     assert name == "<unk>"
     return source.unk_id
+
+
+def tokens_of_broken_text(source: Tokenizer) -> list[int]:
+    """The tokens that are not UTF-8 by themselves."""
+    contents = map(source.token_bytes, range(source.size))
+    return [token for token, content in enumerate(contents) if content.decode("utf-8", "ignore").encode() != content]
 
 
 @cache

@@ -15,7 +15,11 @@ F32 = npt.NDArray[np.float32]
 
 
 class ReferenceDecoder:
-    """Logits of a whole sequence at once; no cache, no fused operator, weights dequantized to float32."""
+    """Logits in plain numpy: no fused operator, weights dequantized to float32.
+
+    Keys are kept unrotated and rotated, when they are attended to, to the place they have then. So `evict` is just what
+    its name says, and the sliding of a cache that stores rotated keys can be held against it.
+    """
 
     def __init__(self, file: GgufFile, spec: DecoderSpec, context_tokens: int | None = None) -> None:
         """context_tokens: by which LongRoPE chooses its factors."""
@@ -23,6 +27,18 @@ class ReferenceDecoder:
         self._context = context_tokens or spec.context_tokens
         self._file = file
         self._weights: dict[str, F32] = {}
+        self._kept: list[tuple[F32, F32]] = []  # keys and values of each layer, (tokens, kv_heads, head_size)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget every token."""
+        empty = np.empty((0, self.spec.kv_heads, self.spec.head_size), np.float32)
+        self._kept = [(empty, empty) for _ in self.spec.layers]
+
+    def evict(self, first: int, count: int) -> None:
+        """Forget tokens; those behind them move up."""
+        gone = slice(first, first + count)
+        self._kept = [(np.delete(k, gone, axis=0), np.delete(v, gone, axis=0)) for k, v in self._kept]
 
     def weight(self, name: str) -> F32:
         if name not in self._weights:
@@ -31,7 +47,12 @@ class ReferenceDecoder:
         return self._weights[name]
 
     def logits(self, tokens: Sequence[int]) -> F32:
-        """(tokens, vocab) float32."""
+        """Of a whole sequence from scratch, (tokens, vocab) float32."""
+        self.clear()
+        return self.append(tokens)
+
+    def append(self, tokens: Sequence[int]) -> F32:
+        """Of tokens behind those that are kept, (tokens, vocab) float32."""
         spec = self.spec
         x = self.weight("token_embd.weight")[list(tokens)] * np.float32(spec.embedding_scale)
         for i, layer in enumerate(spec.layers):
@@ -74,25 +95,30 @@ class ReferenceDecoder:
         q, k, v = q.reshape(count, -1, size), k.reshape(count, -1, size), v.reshape(count, -1, size)
         if spec.qk_norm:
             q, k = self._norm(q, f"blk.{i}.attn_q_norm"), self._norm(k, f"blk.{i}.attn_k_norm")
-        q, k = self._rope(q, layer), self._rope(k, layer)
+        old_k, old_v = self._kept[i]
+        k, v = np.concatenate([old_k, k]), np.concatenate([old_v, v])
+        self._kept[i] = (k, v)
+        total = len(k)
+        places = np.arange(total)
+        q, k = self._rope(q, layer, places[total - count :]), self._rope(k, layer, places)
         group = spec.heads // spec.kv_heads
         k, v = k.repeat(group, axis=1), v.repeat(group, axis=1)
         scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(spec.attention_scale)
         if spec.attention_softcap:
             scores = np.tanh(scores / spec.attention_softcap) * np.float32(spec.attention_softcap)
-        distance = np.arange(count)[:, None] - np.arange(count)[None, :]
-        visible = (distance >= 0) & (distance < (layer.window or count))
+        distance = places[total - count :, None] - places[None, :]
+        visible = (distance >= 0) & (distance < (layer.window or total))
         scores = np.where(visible, scores, -np.inf)
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         scores /= scores.sum(axis=-1, keepdims=True)
         mixed = np.einsum("hqk,khd->qhd", scores, v).reshape(count, -1)
         return self._linear(mixed.astype(np.float32), f"blk.{i}.attn_output")
 
-    def _rope(self, x: F32, layer: LayerSpec) -> F32:
-        """x: (tokens, heads, head_size), token t at position t."""
+    def _rope(self, x: F32, layer: LayerSpec, places: npt.NDArray[np.int64]) -> F32:
+        """x: (tokens, heads, head_size). places: (tokens,)."""
         rope = layer.rope
         frequencies, factor = inverse_frequencies(rope, self._context)
-        angles = (np.arange(len(x))[:, None] * frequencies)[:, None, :]
+        angles = (places[:, None] * frequencies)[:, None, :]
         cos, sin = (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
         y = x.copy()
         n = rope.dimensions

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from onhand.backends import DecoderRuntime
-from onhand.decoding.completion import Completion
+from onhand.decoding.engine import Engine
+from onhand.decoding.window import Prompt
 from onhand.formats.gguf import GgufFile
 from onhand.formats.tokenizer import Tokenizer
-from onhand.options import GenerationOptions
+from onhand.options import CacheOptions, GenerationOptions
 from onhand.testing import ScriptedRuntime, Step
 from onhand.types import DoneEvent, Event, Reply, TextEvent
 from support.tiny import END, VOCAB, write_tiny
@@ -33,15 +34,27 @@ def said(text: str) -> list[int]:
     return [*(by_byte[bytes([byte])] for byte in text.encode()), END]
 
 
-def scripted(script: Iterable[Step], *, context_tokens: int = 4096, chunk_tokens: int = 8) -> Completion:
+class PlainText:
+    """An engine that continues plain token ids. engine: what does it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.runtime = engine.runtime
+
+    def stream(self, ids: Sequence[int], options: GenerationOptions) -> Generator[Event, None, None]:
+        return self.engine.stream(Prompt(ids), options)
+
+
+def scripted(script: Iterable[Step], *, context_tokens: int = 4096, chunk_tokens: int = 8) -> PlainText:
     """A token loop over a script."""
     runtime = ScriptedRuntime(script, vocab_size=VOCAB, end_id=END, context_tokens=context_tokens)
     return over(runtime, chunk_tokens=chunk_tokens)
 
 
-def over(runtime: DecoderRuntime, *, chunk_tokens: int = 8) -> Completion:
-    """A token loop over a runtime of a tiny model."""
-    return Completion(runtime, byte_tokenizer(), chunk_tokens=chunk_tokens)
+def over(runtime: DecoderRuntime, cache: CacheOptions | None = None, *, chunk_tokens: int = 8) -> PlainText:
+    """A token loop over a runtime of a tiny model; a full window is an error unless `cache` says otherwise."""
+    options = cache or CacheOptions(overflow="error")
+    return PlainText(Engine(runtime, byte_tokenizer(), options, chunk_tokens=chunk_tokens))
 
 
 def shown(events: Iterable[Event]) -> list[str]:

@@ -25,7 +25,7 @@ from onhand.formats.package import ModelPackage, read_json, write_json, write_wh
 from onhand.formats.spec import DecoderSpec
 from onhand.types import Progress
 
-ARTIFACT_FORMAT = 3
+ARTIFACT_FORMAT = 4
 """Raise it with every change of the graph or of how weights are carried over."""
 
 MANIFEST = "manifest.json"

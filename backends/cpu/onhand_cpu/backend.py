@@ -55,7 +55,7 @@ class CpuBackend:
         available = os.cpu_count() or threads
         if threads > available:
             raise OptionError("threads", threads, f"at most {available}, the CPUs of this machine")
-        return CpuRuntime(spec, model, threads=threads, context_tokens=context)
+        return CpuRuntime(spec, model, threads=threads, context_tokens=context, slots=cache.slots)
 
 
 backend = CpuBackend()

@@ -1,8 +1,15 @@
-"""Builds the ONNX graph of a decoder from its DecoderSpec: one conversation, any number of new tokens a run.
+"""Builds the ONNX graph of a decoder from its DecoderSpec: any number of conversations (slots) and new tokens a run.
 
-Inputs: ids, positions (1, tokens) int64; rows (logits,) int64, which of the tokens logits are wanted for; past_length,
-total_length, new_tokens int32, the KV cache's bookkeeping; cos and sin for each kind of RoPE; keys.i and values.i,
-(1, kv_heads, capacity, head_size), which the graph writes in place. Outputs: logits (logits, vocab) float32.
+Inputs: ids (slots, tokens) int64, what is short padded at its end; positions (slots, attended) int64; rows (logits,)
+int64, which of the slots * tokens rows logits are wanted for; attended_rows (attended,) and kept_rows (tokens,) int64,
+see below; new_tokens (slots,) int32, how many of each slot's rows attend; last_place (slots,) and total_length (1,)
+int32, the KV cache's bookkeeping; cos and sin for each kind of RoPE; keys.i and values.i, (slots, kv_heads, capacity, head_size),
+which the graph writes in place. Outputs: logits (logits, vocab) float32.
+
+GroupQueryAttention multiplies a single query by another kernel than several, and the last bits differ; int8 products
+then round some inputs the other way, and the logits of a decode step differ from those of the same token in a prompt by
+1% of their range. So no slot ever attends with a single query: attended_rows doubles a lone one, kept_rows drops the
+double. What a token's logits are then does not depend on how its prompt was cut: see docs/adr/0005.
 """
 
 from __future__ import annotations
@@ -60,7 +67,10 @@ class _Decoder:
             last = i + 1 == len(spec.layers)
             following = "output_norm.weight" if last else f"blk.{i + 1}.attn_norm.weight"
             if last:  # from here on only the rows whose logits are wanted
-                fed, residual = (g.node("Gather", [v, "rows"], axis=1) for v in (fed, residual))
+                flat = g.constant("rows_shape", np.array([1, -1, spec.hidden_size], np.int64))
+                fed, residual = (
+                    g.node("Gather", [g.node("Reshape", [value, flat]), "rows"], axis=1) for value in (fed, residual)
+                )
             x, residual = self._add_and_norm(fed, residual, following)
         head = embedding if spec.tied_embeddings else self.weights.store(["output.weight"])
         self._logits(self.weights.multiply_finely(x, head))
@@ -68,16 +78,18 @@ class _Decoder:
 
     def _declare_inputs(self) -> None:
         g, spec = self.g, self.spec
-        for name in ("ids", "positions"):
-            g.input(name, np.int64, [1, "tokens"])
+        g.input("ids", np.int64, ["slots", "tokens"])
+        g.input("positions", np.int64, ["slots", "attended"])
         g.input("rows", np.int64, ["logits_rows"])
-        g.input("past_length", np.int32, [1])
+        g.input("attended_rows", np.int64, ["attended"])
+        g.input("kept_rows", np.int64, ["tokens"])
+        g.input("last_place", np.int32, ["slots"])
         g.input("total_length", np.int32, [1])
-        g.input("new_tokens", np.int32, [1])
+        g.input("new_tokens", np.int32, ["slots"])
         for i, rope in enumerate(self.ropes):
             for name in ("cos", "sin"):
                 g.input(f"{name}.{i}", np.float32, ["positions_known", rope.dimensions // 2])
-        shape: Sequence[int | str] = [1, spec.kv_heads, "capacity", spec.head_size]
+        shape: Sequence[int | str] = ["slots", spec.kv_heads, "capacity", spec.head_size]
         for i in range(len(spec.layers)):
             for name in ("keys", "values"):
                 g.input(f"{name}.{i}", np.float32, shape)
@@ -87,10 +99,10 @@ class _Decoder:
         g, spec = self.g, self.spec
         rope = self.ropes.index(layer.rope)
         inputs = [
-            *self._queries_keys_values(x, i),
+            *(v and g.node("Gather", [v, "attended_rows"], axis=1) for v in self._queries_keys_values(x, i)),
             f"keys.{i}",
             f"values.{i}",
-            "past_length",
+            "last_place",
             "total_length",
             f"cos.{rope}",
             f"sin.{rope}",
@@ -110,7 +122,8 @@ class _Decoder:
             do_rotary=1,
             rotary_interleaved=int(layer.rope.interleaved),
         )
-        return self.weights.linear(attended, [f"blk.{i}.attn_output.weight"])
+        kept = g.node("Gather", [attended, "kept_rows"], axis=1)
+        return self.weights.linear(kept, [f"blk.{i}.attn_output.weight"])
 
     def _queries_keys_values(self, x: str, i: int) -> list[str]:
         """GroupQueryAttention's first three inputs: one packed product where the file and the norms allow it."""
@@ -129,8 +142,8 @@ class _Decoder:
     def _head_norm(self, x: str, heads: int, name: str) -> str:
         """RMSNorm over each head: GroupQueryAttention can do that itself, but not on the CPU."""
         g, size = self.g, self.spec.head_size
-        split = g.constant(f"heads_shape.{heads}", np.array([1, -1, heads, size], np.int64))
-        whole = g.constant(f"values_shape.{heads}", np.array([1, -1, heads * size], np.int64))
+        split = g.constant(f"heads_shape.{heads}", np.array([0, 0, heads, size], np.int64))
+        whole = g.constant(f"values_shape.{heads}", np.array([0, 0, heads * size], np.int64))
         return g.node("Reshape", [self._norm(g.node("Reshape", [x, split]), name), whole])
 
     def _feed_forward(self, x: str, i: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,25 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from onhand.backends import Batch, CacheShape, Chunk, Logits
-from onhand.errors import BackendError, ContextOverflowError, OptionError
+from onhand.errors import BackendError
 from onhand.formats.spec import DecoderSpec, rope_tables
+from onhand.runtime_checks import check_batch, check_eviction, check_slot, check_truncation
+from onhand_cpu.kv_cache import KvCache
 
 MAX_CHUNK_TOKENS = 512
-"""Most tokens of one run; longer chunks are cut. GroupQueryAttention needs that much room behind the context."""
+"""Most tokens of one run; longer chunks are cut."""
+
+SHORT_CHUNK_TOKENS = 16
+"""Chunks of up to so many tokens run together, padded to the longest; their bindings are kept."""
+
+# With heads of more than 128 values the attention kernel multiplies queries by a block of keys differently when there
+# are up to 64 of them, and its blocks begin every 256 places. A run that never crosses these places gives every token
+# what it gets in any other: seen on x86-64 with AVX-512 and 2 MiB of L2, by which the kernel chooses the 256.
+WIDE_HEAD_SIZE = 128
+WIDE_HEAD_PERIOD, WIDE_HEAD_CUTS = 256, (63, 256)
+
+# A run writes the keys of all its rows, padding too, into the places behind what a slot holds.
+SPARE_PLACES = MAX_CHUNK_TOKENS
 
 # ONNX Runtime's exceptions have no common base of their own.
 _ORT_ERRORS: tuple[type[Exception], ...] = (
@@ -23,135 +38,181 @@ _ORT_ERRORS: tuple[type[Exception], ...] = (
 
 
 class CpuRuntime:
-    """A decoder on ONNX Runtime's CPU provider, one slot.
+    """A decoder on ONNX Runtime's CPU provider.
 
-    model: the graph's file. threads: of the intra-op pool. context_tokens: what the KV cache is allocated for; the
-    operating system gives the memory as it fills.
+    model: the graph's file. threads: of the intra-op pool. slots, context_tokens: what the KV cache is allocated for.
     """
 
-    def __init__(self, spec: DecoderSpec, model: Path, *, threads: int, context_tokens: int) -> None:
+    def __init__(self, spec: DecoderSpec, model: Path, *, threads: int, context_tokens: int, slots: int = 1) -> None:
         self.spec = spec
-        self.cache = CacheShape(slots=1, tokens=context_tokens, bytes_per_token=spec.kv_values_per_token * 4)
+        self.cache = CacheShape(slots=slots, tokens=context_tokens, bytes_per_token=spec.kv_values_per_token * 4)
         self._session: ort.InferenceSession | None = _session(model, threads)
-        self._length = 0
-        self._capacity = context_tokens + MAX_CHUNK_TOKENS
-        self._fixed = self._fixed_buffers()
-        self._scalars = {name: np.zeros(1, np.int32) for name in ("past_length", "total_length", "new_tokens")}
-        self._bindings: dict[tuple[int, int], _Binding] = {}
+        capacity = context_tokens + SPARE_PLACES
+        self._kv = KvCache(spec, slots=slots, capacity=capacity, context_tokens=context_tokens)
+        self._tables = {
+            f"{name}.{i}": ort.OrtValue.ortvalue_from_numpy(table)
+            for i, rope in enumerate(spec.ropes)
+            for name, table in zip(("cos", "sin"), rope_tables(rope, capacity, context_tokens), strict=True)
+        }
+        self._views: dict[tuple[int, int], dict[str, ort.OrtValue]] = {}
+        self._bindings: dict[tuple[int, int, int, int], _Binding] = {}
 
     def forward(self, batch: Batch) -> Logits:
         """Append tokens; give logits. See `DecoderRuntime.forward`."""
-        session = self._session
-        if session is None:
+        if self._session is None:
             raise BackendError("cpu", "the model was closed")
-        self._check(batch)
-        parts = [self._run(session, piece) for chunk in batch for piece in _pieces(chunk)]
-        wanted = [part for part in parts if len(part)]
-        if not wanted:
-            return np.empty((0, self.spec.vocab_size), np.float32)
-        return wanted[0] if len(wanted) == 1 else np.concatenate(wanted)
+        check_batch(batch, self.spec, self.cache, self._kv.lengths)
+        groups = self._groups(batch)
+        if len(groups) == 1 and groups[0] == list(batch):  # the step that everybody waits for
+            return self._run(groups[0])
+        rows: dict[int, list[Logits]] = {chunk.slot: [] for chunk in batch}
+        for group in groups:
+            logits, start = self._run(group), 0
+            for chunk in group:
+                rows[chunk.slot].append(logits[start : start + _row_count(chunk)].copy())
+                start += _row_count(chunk)
+        return np.concatenate([part for chunk in batch for part in rows[chunk.slot]])
 
     def length(self, slot: int) -> int:
         """How many tokens the slot holds."""
-        self._check_slot(slot)
-        return self._length
+        check_slot(slot, self.cache)
+        return self._kv.lengths[slot]
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the slot's first `length` tokens: what lies behind them is written over."""
-        self._check_slot(slot)
-        if not 0 <= length <= self._length:
-            raise OptionError("length", length, f"0 to {self._length}, the tokens in slot {slot}")
-        self._length = length
+        check_truncation(slot, length, self.cache, self._kv.lengths)
+        self._kv.lengths[slot] = length
+
+    def evict(self, slot: int, first: int, count: int) -> None:
+        """Take tokens out of a slot's middle. See `DecoderRuntime.evict`."""
+        check_eviction(slot, first, count, self.cache, self._kv.lengths)
+        self._kv.evict(slot, first, count)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the beginning of a slot to another. See `DecoderRuntime.copy`."""
+        check_slot(target, self.cache)
+        check_truncation(source, length, self.cache, self._kv.lengths)
+        if source != target:
+            self._kv.copy(source, target, length)
 
     def close(self) -> None:
         """Give back memory and threads."""
         self._bindings.clear()
-        self._fixed.clear()
+        self._views.clear()
+        self._tables.clear()
         self._session = None
+        self._kv.release()
 
-    def _check(self, batch: Batch) -> None:
-        """Refuse the whole batch before anything of it is run."""
-        end = self._length
-        for chunk in batch:
-            self._check_slot(chunk.slot)
-            end += len(chunk.tokens)
-            if not chunk.tokens or not all(0 <= token < self.spec.vocab_size for token in chunk.tokens):
-                raise OptionError(
-                    "tokens", len(chunk.tokens), f"at least one id, each from 0 to {self.spec.vocab_size - 1}"
-                )
-        if end > self.cache.tokens:
-            raise ContextOverflowError(end, self.cache.tokens)
+    def _groups(self, batch: Batch) -> list[list[Chunk]]:
+        """What runs together, by slot: single tokens; short chunks, padded to the longest; each long piece alone."""
+        pieces = [piece for chunk in sorted(batch, key=lambda chunk: chunk.slot) for piece in self._pieces(chunk)]
+        single = [piece for piece in pieces if len(piece.tokens) == 1]
+        short = [piece for piece in pieces if 1 < len(piece.tokens) <= SHORT_CHUNK_TOKENS]
+        if len(pieces) > len(batch):  # pieces of one slot must run one after the other
+            return [[piece] for piece in pieces]
+        return [g for g in (single, short) if g] + [[p] for p in pieces if len(p.tokens) > SHORT_CHUNK_TOKENS]
 
-    def _check_slot(self, slot: int) -> None:
-        if not 0 <= slot < self.cache.slots:
-            raise OptionError("slot", slot, f"0 to {self.cache.slots - 1}")
+    def _pieces(self, chunk: Chunk) -> list[Chunk]:
+        """A chunk cut into what runs may take."""
+        place, tokens, pieces = self._kv.lengths[chunk.slot], chunk.tokens, []
+        while tokens:
+            count = min(len(tokens), MAX_CHUNK_TOKENS)
+            if self.spec.head_size > WIDE_HEAD_SIZE:
+                inside = place % WIDE_HEAD_PERIOD
+                count = min(count, next(cut for cut in WIDE_HEAD_CUTS if cut > inside) - inside)
+            rows = "none" if chunk.rows == "last" and count < len(tokens) else chunk.rows
+            pieces.append(Chunk(slot=chunk.slot, tokens=tokens[:count], rows=rows))
+            place, tokens = place + count, tokens[count:]
+        return pieces
 
-    def _run(self, session: ort.InferenceSession, chunk: Chunk) -> Logits:
-        count = len(chunk.tokens)
-        rows = {"none": 0, "last": 1, "all": count}[chunk.rows]
-        binding = self._binding(session, count, max(rows, 1))  # not every operator takes no rows at all
-        binding.ids[0, :] = chunk.tokens
-        binding.positions[0, :] = np.arange(self._length, self._length + count)
-        end = self._length + count
-        self._scalars["past_length"][0] = end - 1  # GroupQueryAttention's seqlens_k counts from 0
-        self._scalars["total_length"][0] = end
-        self._scalars["new_tokens"][0] = count
+    def _run(self, group: Sequence[Chunk]) -> Logits:
+        """One run of chunks in ascending slots; the slots between them idle. The wanted rows of all of them."""
+        assert self._session is not None
+        first, slots = group[0].slot, group[-1].slot - group[0].slot + 1
+        width = max(len(chunk.tokens) for chunk in group)
+        wanted = sum(map(_row_count, group))
+        binding = self._binding(first, slots, width, max(wanted, 1))  # not every operator takes no rows at all
+        binding.fill(group, self._kv.lengths)
         try:
-            session.run_with_iobinding(binding.io)
+            self._session.run_with_iobinding(binding.io)
         except _ORT_ERRORS as error:
             raise BackendError("cpu", f"ONNX Runtime failed: {error}") from error
-        self._length = end
-        return binding.logits[:rows]
+        for chunk in group:
+            self._kv.lengths[chunk.slot] += len(chunk.tokens)
+        return binding.logits[:wanted]
 
-    def _binding(self, session: ort.InferenceSession, count: int, rows: int) -> _Binding:
-        """Bindings of the shape that every decode step has are kept; those of a prompt's chunks are not worth it."""
-        key = (count, rows)
+    def _binding(self, first: int, slots: int, tokens: int, rows: int) -> _Binding:
+        """Bindings of the shapes that decode steps have are kept; those of a prompt's chunks are not worth it."""
+        key = (first, slots, tokens, rows)
         if key in self._bindings:
             return self._bindings[key]
-        binding = _Binding(session, count, rows, self.spec.vocab_size)
-        for name, array in self._scalars.items():
-            binding.io.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
-        for name, value in self._fixed.items():
+        assert self._session is not None
+        binding = _Binding(self._session, first, (slots, tokens), rows, self.spec.vocab_size)
+        for name, value in self._tables.items():
             binding.io.bind_ortvalue_input(name, value)
-            if name.startswith(("keys.", "values.")):
-                binding.io.bind_ortvalue_output(f"new_{name}", value)
-        if count == 1:
+        for name, value in self._kv_views(first, slots).items():
+            binding.io.bind_ortvalue_input(name, value)
+            binding.io.bind_ortvalue_output(f"new_{name}", value)
+        if tokens <= SHORT_CHUNK_TOKENS:
             self._bindings[key] = binding
         return binding
 
-    def _fixed_buffers(self) -> dict[str, ort.OrtValue]:
-        """RoPE tables and the KV cache, by the name of the graph's input."""
-        spec, values = self.spec, {}
-        for i, rope in enumerate(spec.ropes):
-            for name, table in zip(("cos", "sin"), rope_tables(rope, self._capacity, self.cache.tokens), strict=True):
-                values[f"{name}.{i}"] = ort.OrtValue.ortvalue_from_numpy(table)
-        shape = (1, spec.kv_heads, self._capacity, spec.head_size)
-        for i in range(len(spec.layers)):
-            for name in ("keys", "values"):
-                values[f"{name}.{i}"] = ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32))
-        return values
+    def _kv_views(self, first: int, slots: int) -> dict[str, ort.OrtValue]:
+        key = (first, slots)
+        if key not in self._views:
+            views = self._kv.buffers(first, slots)
+            self._views[key] = {name: ort.OrtValue.ortvalue_from_numpy(view) for name, view in views}
+        return self._views[key]
 
 
 class _Binding:
     """The buffers of one shape of run."""
 
-    def __init__(self, session: ort.InferenceSession, count: int, rows: int, vocab_size: int) -> None:
+    def __init__(
+        self, session: ort.InferenceSession, first: int, shape: tuple[int, int], rows: int, vocab_size: int
+    ) -> None:
+        """first: the first slot. shape: slots and tokens."""
         self.io = session.io_binding()
-        self.ids = np.zeros((1, count), np.int64)
-        self.positions = np.zeros((1, count), np.int64)
-        self.rows = np.arange(count - rows, count, dtype=np.int64)
+        slots, tokens = shape
+        attended = max(tokens, 2)
+        self._first = first
+        self.ids = np.zeros((slots, tokens), np.int64)
+        self.positions = np.zeros((slots, attended), np.int64)
+        self.rows = np.zeros(rows, np.int64)
+        self.attended_rows = np.minimum(np.arange(attended), tokens - 1).astype(np.int64)
+        self.kept_rows = np.arange(tokens, dtype=np.int64)
+        self.new_tokens = np.zeros(slots, np.int32)
+        self.last_place = np.zeros(slots, np.int32)
+        self.total_length = np.zeros(1, np.int32)
         self.logits = np.empty((rows, vocab_size), np.float32)
-        for name in ("ids", "positions", "rows"):
-            self.io.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(getattr(self, name)))
+        for name, buffer in vars(self).items():
+            if isinstance(buffer, np.ndarray) and name != "logits":
+                self.io.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(buffer))
         self.io.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self.logits))
+        self._places = np.arange(attended)
+
+    def fill(self, group: Sequence[Chunk], lengths: Sequence[int]) -> None:
+        """Write what the run takes. lengths: how many tokens each slot holds before it."""
+        slots, width = self.ids.shape
+        self.new_tokens[:] = 0
+        self.last_place[:] = [max(length - 1, 0) for length in lengths[self._first : self._first + slots]]
+        row = 0
+        for chunk in group:
+            slot, tokens, length = chunk.slot - self._first, len(chunk.tokens), lengths[chunk.slot]
+            attending = max(tokens, 2)  # see onhand_cpu.decoder
+            self.ids[slot, :tokens] = chunk.tokens
+            np.add(self._places, length, out=self.positions[slot])
+            self.new_tokens[slot] = attending
+            self.last_place[slot] = length + attending - 1
+            end = slot * width + tokens
+            count = _row_count(chunk)
+            self.rows[row : row + count] = range(end - count, end)
+            row += count
+        self.total_length[0] = self.last_place.max() + 1
 
 
-def _pieces(chunk: Chunk) -> list[Chunk]:
-    """A chunk cut into runs of at most MAX_CHUNK_TOKENS."""
-    cuts = range(0, len(chunk.tokens), MAX_CHUNK_TOKENS)
-    pieces = [chunk.tokens[cut : cut + MAX_CHUNK_TOKENS] for cut in cuts]
-    rows = ["none" if chunk.rows == "last" else chunk.rows] * (len(pieces) - 1) + [chunk.rows]
-    return [Chunk(slot=chunk.slot, tokens=p, rows=r) for p, r in zip(pieces, rows, strict=True)]
+def _row_count(chunk: Chunk) -> int:
+    return {"none": 0, "last": 1, "all": len(chunk.tokens)}[chunk.rows]
 
 
 def _session(model: Path, threads: int) -> ort.InferenceSession:

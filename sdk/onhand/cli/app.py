@@ -10,8 +10,8 @@ import typer
 import typer.main
 
 from onhand.cli import ask, chat, doctor, models, show
-from onhand.cli.console import complain, prepare_streams
-from onhand.cli.exits import INTERRUPTED, OTHER, exit_code
+from onhand.cli.console import complain, finish_stdout, prepare_streams, say
+from onhand.cli.exits import INTERRUPTED, exit_code
 from onhand.errors import OnhandError
 
 app = typer.Typer(
@@ -37,7 +37,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        print(f"onhand {version('onhand')}")
+        say(f"onhand {version('onhand')}")
         raise typer.Exit
 
 
@@ -53,32 +53,38 @@ def _root(
 def main() -> None:
     """Run the command line and leave with an exit code of `onhand.cli.exits`."""
     prepare_streams()
-    debugging = os.environ.get("ONHAND_DEBUG") == "1"
-    if not debugging:
+    if not _debugging():
         sys.excepthook = _report_bug
+    try:
+        code = _run()
+    finally:  # behind a bug too: what Python cannot write out at exit, it complains of
+        unwritten = finish_stdout()
+    if unwritten is not None and not code:
+        code = exit_code(unwritten)
+        if not isinstance(unwritten, BrokenPipeError):  # as in `onhand list | head -1`
+            complain(str(unwritten))
+    sys.exit(code)
+
+
+def _run() -> str | int | None:
+    """Do what the command line says; the exit code."""
     code: str | int | None
     try:
         typer.main.get_command(app)(prog_name="onhand")  # calling the app itself would take the excepthook away
     except SystemExit as leaving:
         code = leaving.code
-    except (OnhandError, OSError) as error:  # the second also when the disk behind stdout is full
-        if debugging:
+    except (OnhandError, OSError) as error:  # the second from the system, where nothing has made the first of it
+        if _debugging():
             raise
         complain(str(error))
         code = exit_code(error)
     if code == INTERRUPTED and sys.stderr.isatty():
         print(file=sys.stderr)  # the shell's prompt then begins a line
-    sys.exit(code if _flushed() else code or OTHER)
+    return code
 
 
-def _flushed() -> bool:
-    """Write out what is buffered. False when whoever read has gone (`onhand list | head -1`), which is told nobody."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes the stream
-        return False
-    return True
+def _debugging() -> bool:
+    return os.environ.get("ONHAND_DEBUG") == "1"
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, traceback: object) -> None:

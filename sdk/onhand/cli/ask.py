@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from onhand.cli import flags
 from onhand.cli.console import say_json
 from onhand.cli.flags import DEFAULTS
+from onhand.cli.piped import read_stdin
 from onhand.cli.replies import joined, show_reply
 from onhand.library.catalog import DEFAULT_MODEL
 from onhand.options import GenerationOptions
@@ -34,12 +34,20 @@ def ask(
     threads: flags.Threads = None,
     context: flags.Context = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue TEXT as it stands, without a chat template.")] = False,
+    stdin: Annotated[
+        bool | None,
+        typer.Option(
+            "--stdin/--no-stdin", help="Put stdin before TEXT, or leave it unread.  [default: a pipe or a file is read]"
+        ),
+    ] = None,
     json: flags.Json = False,
 ) -> None:
-    """Ask one question. The answer is written as it comes. A single argument is the question."""
+    """Ask one question. The answer is written as it comes. A single argument is the question.
+
+    What is piped in goes before TEXT: onhand ask "Summarise this" < notes.txt
+    """
     if text is None:
         model, text = None, model
-    question = _question(text)
     options = GenerationOptions(
         temperature=temperature,
         max_tokens=max_tokens,
@@ -49,6 +57,7 @@ def ask(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
     )
+    question = _question(text, stdin)
     with flags.opened(model or DEFAULT_MODEL, threads, context) as opened:
         stream = opened.complete(question, options) if raw else opened.chat(system, options).stream(question)
         if json:
@@ -57,10 +66,13 @@ def ask(
             show_reply(stream)
 
 
-def _question(text: str | None) -> str:
-    if text == "-" or (text is None and not sys.stdin.isatty()):
-        text = sys.stdin.read()
-    if text is None or not text.strip():
+def _question(text: str | None, stdin: bool | None) -> str:
+    """What is asked: what is piped in, a blank line, the text; or one of them."""
+    if text == "-":
+        text, stdin = None, stdin is not False
+    parts = [part for part in (read_stdin(stdin, beside_text=text is not None), text) if part and part.strip()]
+    if not parts:
         raise typer.BadParameter("there is no question: give TEXT, or pipe it in")
+    question = "\n\n".join([*(part.rstrip("\r\n") for part in parts[:-1]), parts[-1]])
     # An argument that is no text in this locale comes with lone surrogates, which no tokenizer takes.
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return question.encode("utf-8", "replace").decode("utf-8")

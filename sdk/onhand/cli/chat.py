@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onhand.cli import flags
-from onhand.cli.console import complain, note
+from onhand.cli.console import complain, escapes_allowed, note
 from onhand.cli.flags import DEFAULTS
 from onhand.cli.replies import InterruptNotes, show_reply
-from onhand.errors import OnhandError
+from onhand.errors import OnhandError, StorageError
 from onhand.library.catalog import DEFAULT_MODEL
 from onhand.options import GenerationOptions
 
@@ -62,7 +61,7 @@ def _converse(begin: Callable[[], Chat]) -> None:
     with suppress(ImportError):
         import readline  # input() then edits lines and remembers them, in memory alone
 
-        if os.environ.get("TERM", "dumb") != "dumb":
+        if escapes_allowed():
             # What is pasted is one question, however many lines it has.
             readline.parse_and_bind("set enable-bracketed-paste on")
     chat = begin()
@@ -79,9 +78,14 @@ def _converse(begin: Callable[[], Chat]) -> None:
 
 
 def _answer(chat: Chat, question: str) -> None:
+    unseen = len(chat.unseen)
     try:
         with InterruptNotes() as interrupts:
             show_reply(chat.stream(question), stop=lambda: interrupts.noted)
+        if len(chat.unseen) > unseen:
+            note(f"(the window slid: the model no longer sees {len(chat.unseen)} of {len(chat.messages)} messages)")
+    except StorageError:
+        raise  # the terminal has gone
     except OnhandError as error:
         complain(str(error))  # the conversation is as it was before the question
         note("/reset begins anew")

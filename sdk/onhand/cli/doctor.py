@@ -96,26 +96,17 @@ def _pip_version() -> str | None:
 
 
 def backend_facts() -> list[BackendFacts]:
-    """Every backend whose entry point is installed, whether or not what it needs is."""
-    from importlib.metadata import entry_points
-
-    from onhand.backends import ENTRY_POINT_GROUP, available_backends
+    """Every backend that is installed, also one that cannot be imported."""
+    from onhand.backends import available_backends  # here, so that `onhand --help` does not wait for numpy
 
     found = []
-    loaded = available_backends()
-    for name, backend in loaded.items():
+    for name, backend in available_backends().items():
         probe = backend.probe()
         found.append(
             BackendFacts(
                 name=name, available=probe.available, detail=probe.detail, remedy=probe.remedy, facts=probe.facts
             )
         )
-    for entry in entry_points(group=ENTRY_POINT_GROUP):
-        if entry.name not in loaded:
-            remedy = f'pip install "onhand[{entry.name}]"'
-            found.append(
-                BackendFacts(name=entry.name, available=False, detail="its packages are not installed", remedy=remedy)
-            )
     return found
 
 
@@ -139,6 +130,7 @@ def _print(facts: MachineFacts) -> None:
         say(f"{label:<10} {value}")
     for backend in facts.backends:
         state = "can run here" if backend.available else "cannot run here"
-        say(f"\nbackend {backend.name}: {state}: {backend.detail} {backend.remedy}".rstrip())
+        remedy = f" ({backend.remedy})" if backend.remedy else ""
+        say(f"\nbackend {backend.name}: {state}: {backend.detail}{remedy}")
         for label, value in backend.facts.items():
             say(f"  {label:<16} {value}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from onhand.errors import (
     BackendError,
     DownloadError,
@@ -17,6 +19,7 @@ from onhand.errors import (
 
 OTHER = 1
 USAGE = 2
+STORAGE = 6
 NO_BACKEND = 8
 INTERRUPTED = 130
 
@@ -26,7 +29,7 @@ EXIT_CODES: dict[type[OnhandError], int] = {
     ModelFileNotFoundError: 3,
     ModelFormatError: 4,
     DownloadError: 5,
-    StorageError: 6,
+    StorageError: STORAGE,
     GenerationError: 7,
     TemplateError: 7,
     BackendError: NO_BACKEND,
@@ -34,6 +37,12 @@ EXIT_CODES: dict[type[OnhandError], int] = {
 """No class here is a parent of another; an error that is in none of them leaves with OTHER."""
 
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""What the system says of a disk that is full, read-only or gone, where nothing has made a StorageError of it."""
+
+
 def exit_code(error: Exception) -> int:
     """The exit code for an error."""
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return STORAGE
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), OTHER)

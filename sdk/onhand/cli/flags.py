@@ -25,7 +25,9 @@ TopP = Annotated[float, typer.Option(help="Choose among the likeliest tokens up 
 MinP = Annotated[float, typer.Option(help="Choose among tokens at least this fraction as likely as the likeliest.")]
 RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 makes recent tokens less likely: 1.1 ends loops.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.  [default: physical cores]")]
-Context = Annotated[int | None, typer.Option(help="Tokens of prompt and reply together.  [default: the model's]")]
+Context = Annotated[
+    int | None, typer.Option(help="The window: tokens that the model sees at a time.  [default: the model's]")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

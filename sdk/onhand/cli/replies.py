@@ -69,5 +69,5 @@ def joined(stream: Iterable[Event]) -> Reply:
 
 def _end(event: DoneEvent) -> None:
     say("")
-    if event.reply.finish_reason == "length":
+    if event.reply.finish_reason != "stop":
         note(f"(stopped by the limit after {event.reply.usage.completion_tokens} tokens)")

@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 
-from onhand.decoding.completion import Completion
+from onhand.decoding.engine import Engine
+from onhand.decoding.window import Prompt, Turn
 from onhand.errors import TemplateError
 from onhand.options import GenerationOptions
+from onhand.prompts.boundaries import turn_starts
 from onhand.prompts.encode import PromptEncoder
 from onhand.types import Event, Message
 
 
 class TokenChat:
-    """A ChatRuntime over a token loop. encoder: None, with the reason, for a model that has no usable template."""
+    """A ChatRuntime over an engine. encoder: None, with the reason, for a model that has no usable template."""
 
-    def __init__(self, completion: Completion, encoder: PromptEncoder | None, no_template: str = "") -> None:
-        self.completion = completion
+    def __init__(self, engine: Engine, encoder: PromptEncoder | None, no_template: str = "") -> None:
+        self.engine = engine
         self.encoder = encoder
         self._no_template = no_template
 
     def stream(self, messages: Sequence[Message], options: GenerationOptions) -> Generator[Event, None, None]:
-        """Stream the reply to the messages. Raises TemplateError and what `Completion.stream` raises."""
+        """Stream the reply to the messages. Raises TemplateError and what `Engine.stream` raises."""
         if self.encoder is None:
             raise TemplateError(self._no_template)
-        yield from self.completion.stream(self.encoder.encode(messages), options)
+        yield from self.engine.stream(self._prompt(self.encoder, messages, options), options)
 
     def close(self) -> None:
         """Give back memory and threads."""
-        self.completion.runtime.close()
+        self.engine.runtime.close()
+
+    def _prompt(self, encoder: PromptEncoder, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
+        """The prompt; with its turns, which take some time to find, only where the window may be outgrown."""
+        ids = encoder.encode(messages)
+        longest = len(ids) + (math.inf if options.max_tokens is None else options.max_tokens)
+        if longest <= self.engine.window.tokens or self.engine.cache.overflow == "error":
+            return Prompt(ids, messages=len(messages))
+        starts = turn_starts(encoder, messages, ids)
+        ends = [message for _, message in starts[1:]] + [len(messages)]
+        turns = [
+            Turn(start, first, pinned=any(message.pinned for message in messages[first:end]))
+            for (start, first), end in zip(starts, ends, strict=False)
+        ]
+        return Prompt(ids, tuple(turns), len(messages))

@@ -1,4 +1,4 @@
-"""The token loop, over scripted replies and over a real tiny model."""
+"""The engine, over scripted replies and over a real tiny model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onhand.errors import BusyError, ContextOverflowError, NumericalError
+from onhand.errors import ContextOverflowError, NumericalError
 from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
 from onhand.testing import ScriptedRuntime, Step
 from onhand.types import PrefillEvent, TextEvent
@@ -140,16 +140,6 @@ def test_closing_while_the_prompt_is_read_stops_the_model() -> None:
     assert reply_of(completion.stream([2] * 3, GREEDY)).text == "x"
 
 
-def test_a_second_reply_waits_for_the_first_to_be_closed() -> None:
-    completion = scripted(said("abc") * 2)
-    with closing(completion.stream(PROMPT, GREEDY)) as events:
-        next(events)
-        next(events)
-        with pytest.raises(BusyError):
-            next(completion.stream(PROMPT, GREEDY))
-    assert reply_of(completion.stream(PROMPT, GREEDY)).text
-
-
 def test_the_next_prompt_reuses_what_it_shares_with_the_cache() -> None:
     completion = scripted([*said("one"), *said("two")])
     reply_of(completion.stream(PROMPT, GREEDY))
@@ -184,13 +174,10 @@ def test_no_seed_draws_one_that_repeats_the_reply(tiny_runtime: CpuRuntime) -> N
 def test_whatever_was_said_and_cancelled_before_a_reply_is_as_from_scratch(
     tiny_runtime: CpuRuntime, cancels: list[tuple[bytes, int]]
 ) -> None:
-    """Warm equals cold, and a cancelled stream leaves no trace.
-
-    One token at a time, so that int8 products round alike; that chunks of any size agree is in the backend's contract.
-    """
+    """Warm equals cold, and a cancelled stream leaves no trace."""
     options = GenerationOptions(temperature=0, max_tokens=12)
-    expected = reply_of(over(tiny_runtime, chunk_tokens=1).stream(PROMPT, options)).text
-    completion = over(tiny_runtime, chunk_tokens=1)
+    expected = reply_of(over(tiny_runtime).stream(PROMPT, options)).text
+    completion = over(tiny_runtime)
     for prompt, steps in cancels:
         with closing(completion.stream(list(prompt), options)) as events:
             list(itertools.islice(events, steps))

@@ -1,0 +1,159 @@
+"""One reply in progress: the tokens it has and wants, and the events it has for whoever asked."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence as Ids
+
+from onhand.backends import Logits
+from onhand.decoding.cuts import Cuts
+from onhand.decoding.detokenizer import Detokenizer
+from onhand.decoding.sampling import Sampler
+from onhand.decoding.slots import Slot
+from onhand.decoding.stopping import StopMatcher
+from onhand.decoding.window import Prompt
+from onhand.formats.tokenizer import Tokenizer
+from onhand.options import GenerationOptions
+from onhand.types import DoneEvent, Event, EvictedEvent, FinishReason, PrefillEvent, Reply, TextEvent, Usage
+
+RUN_AHEAD_EVENTS = 16
+"""How far a reply may be ahead of its reader, who may be slow; without room to run ahead, others would wait for him."""
+
+
+class Sequence:
+    """ids: the prompt's, then those that were generated; the last of them is always still to be read by the model.
+
+    slot: where it is read, None while it waits for one. cuts: what is out of the model's sight. last_step: the number
+    of the step that read a chunk of it last. Changed by whoever takes the step, `events` also by its reader.
+    """
+
+    def __init__(self, prompt: Prompt, options: GenerationOptions, tokenizer: Tokenizer, max_tokens: float) -> None:
+        self.prompt = prompt
+        self.options = options
+        self.ids: list[int] = list(prompt.ids)
+        self.cuts = Cuts()
+        self.slot: Slot | None = None
+        self.last_step = 0
+        self.events: deque[Event] = deque()
+        self.error: BaseException | None = None
+        self.ended = False
+        self.cached_tokens = 0
+        self.prefill_seconds = 0.0
+        self.decode_seconds = 0.0
+        self.readers = 0  # threads that wait for an event of this sequence
+        self.left_at = time.monotonic()  # when the last of them went
+        self._max_tokens = max_tokens
+        self._deadline = None if options.deadline_seconds is None else self.left_at + options.deadline_seconds
+        self._end_ids = tokenizer.end_ids
+        self._sampler = Sampler(options, tokenizer.size)
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopMatcher(options.stop)
+        self._shown: list[str] = []
+        self._evicted_tokens = 0
+
+    @property
+    def generated(self) -> int:
+        """How many tokens the model chose."""
+        return len(self.ids) - len(self.prompt.ids)
+
+    @property
+    def live(self) -> bool:
+        """Whether it is to go on: neither ended nor failed."""
+        return not self.ended and self.error is None
+
+    @property
+    def wants_to_run(self) -> bool:
+        """Whether its reader is not too far behind."""
+        return self.live and len(self.events) < RUN_AHEAD_EVENTS
+
+    @property
+    def unread_tokens(self) -> int:
+        """How many of its ids the slot does not hold yet, cuts not counted."""
+        read = 0 if self.slot is None else len(self.slot.ids)
+        return self.cuts.count(read, len(self.ids))
+
+    def unattended_seconds(self) -> float:
+        """For how long nobody has waited for it."""
+        return 0.0 if self.readers else time.monotonic() - self.left_at
+
+    def overdue(self) -> bool:
+        """Whether its deadline has passed before it ended."""
+        return self.live and self._deadline is not None and time.monotonic() >= self._deadline
+
+    def feed(self, rows: Logits, guesses: Ids[int] = ()) -> int:
+        """Choose the next tokens: one for each row, as long as each is the guess that the next row was computed for.
+
+        rows: (len(guesses) + 1, vocab). Returns how many of the guesses were right: the runtime holds them by right.
+        """
+        if self._max_tokens == 0:
+            self.end("length")
+            return 0
+        for right, row in enumerate(rows):
+            token = self._sampler.sample(row)
+            self.ids.append(token)
+            self._show(token)
+            if self.ended or right == len(guesses) or token != guesses[right]:
+                return right
+        return len(guesses)
+
+    def _show(self, token: int) -> None:
+        ended = token in self._end_ids
+        self._say(self._stops.feed(self._detokenizer.finish() if ended else self._detokenizer.feed(token)))
+        if ended or self._stops.matched is not None:
+            self.end("stop")
+        elif self.generated >= self._max_tokens:
+            self.end("length")
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._shown.append(text)
+            self.events.append(TextEvent(text))
+
+    def end(self, reason: FinishReason) -> None:
+        """The last words, and the event that ends the stream."""
+        if self._stops.matched is None:
+            self._say(self._stops.feed(self._detokenizer.finish()) + self._stops.finish())
+        if self._stops.matched is not None:
+            reason = "stop"
+        usage = Usage(
+            prompt_tokens=len(self.prompt.ids),
+            completion_tokens=self.generated,
+            cached_tokens=self.cached_tokens,
+            evicted_tokens=self._evicted_tokens,
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=self.decode_seconds,
+        )
+        reply = Reply(
+            text="".join(self._shown),
+            finish_reason=reason,
+            usage=usage,
+            seed=self._sampler.seed,
+            stop_string=self._stops.matched,
+        )
+        self.ended = True
+        self.events.append(DoneEvent(reply))
+
+    def report_prefill(self, done_tokens: int, total_tokens: int) -> None:
+        """Tell how much of the prompt is read; a reader who is behind gets the latest only."""
+        if self.events and isinstance(self.events[-1], PrefillEvent):
+            self.events.pop()
+        self.events.append(PrefillEvent(done_tokens, total_tokens))
+
+    def report_cuts(self, cuts: Cuts) -> None:
+        """Take over new cuts, and tell which messages are now out of the model's sight."""
+        self._evicted_tokens += cuts.total - self.cuts.total
+        self.cuts = cuts
+        if cuts.total:
+            self.events.append(EvictedEvent(_unseen(self.prompt, cuts), cuts.total))
+
+
+def _unseen(prompt: Prompt, cuts: Cuts) -> tuple[int, ...]:
+    """The messages of which the model sees nothing any more."""
+    ends = [(turn.start, turn.first_message) for turn in prompt.turns[1:]]
+    ends.append((len(prompt.ids), prompt.messages))
+    unseen: list[int] = []
+    for turn, (end, following) in zip(prompt.turns, ends, strict=False):
+        if cuts.count(turn.start, end) == 0:
+            unseen += range(turn.first_message, following)
+    return tuple(unseen)
