@@ -48,6 +48,8 @@ class GenerationOptions:
         counts, so that an answer keeps the prompt's language and names.
     seed: None draws one, which the reply reports; every other number, 0 included, repeats the same reply.
     stop: the reply ends before the first of these strings.
+    speculate: whether tokens are guessed from what was said before, and verified several in a run; that never changes
+        the reply. None does it where it is measured to be faster; True always, False never.
     deadline_seconds: the reply ends with what it has so long after it was asked for, waiting for its turn included.
     """
 
@@ -62,6 +64,7 @@ class GenerationOptions:
     penalty_window_tokens: int = 256
     seed: int | None = None
     stop: Sequence[str] = ()
+    speculate: bool | None = None
     deadline_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -77,6 +80,8 @@ class GenerationOptions:
         _whole("penalty_window_tokens", self.penalty_window_tokens, 0, math.inf, "a whole number from 0")
         if self.seed is not None:
             _whole("seed", self.seed, 0, MAX_SEED, "a whole number from 0 to 2**64 - 1, or None to draw one")
+        if self.speculate not in (None, True, False):
+            raise OptionError("speculate", self.speculate, "True, False, or None for where it is faster")
         if self.deadline_seconds is not None:
             _number("deadline_seconds", self.deadline_seconds, 0, math.inf, "seconds from 0, or None")
         self._check_stop()

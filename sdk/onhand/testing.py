@@ -20,7 +20,8 @@ Step = int | npt.NDArray[np.float32] | Exception
 class ScriptedRuntime:
     """A DecoderRuntime that answers from a script, one step for each row of logits that is asked for.
 
-    Used to test everything above a runtime without a model. After the script's end every row gives `end_id`.
+    Used to test everything above a runtime without a model. After the script's end every row gives `end_id`;
+    answers to guesses that were wrong are given once more.
     held: the tokens in each slot. forwarded: how many tokens each chunk of each call brought.
     """
 
@@ -32,6 +33,8 @@ class ScriptedRuntime:
         self.held: list[list[int]] = [[] for _ in range(slots)]
         self.forwarded: list[int] = []
         self._script = iter(script)
+        self._answered: dict[int, list[Step]] = {}  # what each slot was last answered, where it brought several tokens
+        self._again: list[Step] = []
         self._end_id = end_id
         self._closed = False
 
@@ -43,7 +46,9 @@ class ScriptedRuntime:
         rows = []
         for chunk in batch:
             wanted = {"none": 0, "last": 1, "all": len(chunk.tokens)}[chunk.rows]
-            rows += [self._answer() for _ in range(wanted)]
+            steps = [self._next() for _ in range(wanted)]
+            self._answered[chunk.slot] = steps if wanted > 1 else []
+            rows += [self._logits(step) for step in steps]
             self.held[chunk.slot].extend(chunk.tokens)
             self.forwarded.append(len(chunk.tokens))
         return np.stack(rows) if rows else np.empty((0, self.spec.vocab_size), np.float32)
@@ -56,6 +61,9 @@ class ScriptedRuntime:
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the slot's first `length` tokens."""
         check_truncation(slot, length, self.cache, self._lengths)
+        steps, forgotten = self._answered.pop(slot, []), len(self.held[slot]) - length
+        if 0 < forgotten < len(steps):  # wrong guesses, whose answers nobody took
+            self._again = steps[len(steps) - forgotten :] + self._again
         del self.held[slot][length:]
 
     def evict(self, slot: int, first: int, count: int) -> None:
@@ -77,8 +85,10 @@ class ScriptedRuntime:
     def _lengths(self) -> list[int]:
         return [len(tokens) for tokens in self.held]
 
-    def _answer(self) -> npt.NDArray[np.float32]:
-        step = next(self._script, self._end_id)
+    def _next(self) -> Step:
+        return self._again.pop(0) if self._again else next(self._script, self._end_id)
+
+    def _logits(self, step: Step) -> npt.NDArray[np.float32]:
         if isinstance(step, Exception):
             raise step
         if isinstance(step, np.ndarray):

@@ -31,14 +31,16 @@ class Usage:
 
     prompt_tokens counts the whole prompt with the template's own tokens; cached_tokens is the part of it whose KV was
     reused; completion_tokens counts every generated token, the end-of-turn token included; evicted_tokens are those of
-    both that are out of the model's sight at the end. The seconds are those of the model and the choice of tokens, not
-    those that the reader of the stream took.
+    both that are out of the model's sight at the end; guessed_tokens are those of the reply that were guessed and
+    verified several in a run. The seconds are those of the model and the choice of tokens, not those that the reader of
+    the stream took.
     """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     evicted_tokens: int = 0
+    guessed_tokens: int = 0
     prefill_seconds: float
     decode_seconds: float
 

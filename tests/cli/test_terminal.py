@@ -187,6 +187,7 @@ def test_an_answer_as_json_is_one_object(script: list[str]) -> None:
             "cached_tokens": 0,
             "completion_tokens": 1,
             "evicted_tokens": 0,
+            "guessed_tokens": 0,
             "prefill_seconds": 0,
             "decode_seconds": 0,
         },

@@ -119,7 +119,7 @@ def talk(
     runtime = ScriptedRuntime(script, vocab_size=VOCAB, end_id=END, context_tokens=window)
     encoder = PromptEncoder(ChatTemplate(CHATML), byte_tokenizer())
     engine = Engine(runtime, byte_tokenizer(), CacheOptions(overflow=overflow, evict_tokens=evict_tokens))
-    chat = Chat(TokenChat(engine, encoder), system, GenerationOptions(temperature=0))
+    chat = Chat(TokenChat(engine, encoder), system, GenerationOptions(temperature=0, speculate=False))
     evicted = []
     for question in questions:
         events = list(chat.stream(question))

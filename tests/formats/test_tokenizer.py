@@ -1,5 +1,7 @@
+import hashlib
 import json
 import random
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from support.vocabularies import (
     FAMILIES,
     KEY,
     NORMAL,
+    PRE_TOKENIZERS,
     UNUSED,
     USER_DEFINED,
     naughty_strings,
@@ -54,11 +57,18 @@ def small_byte_level(*pieces: str, **changes: Any) -> dict[str, Any]:
     return {KEY + name: value for name, value in metadata.items()}
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama3_1", "gpt4o", "gemma3", "mistral"])
+@pytest.mark.parametrize("family", [*PRE_TOKENIZERS, "gemma3", "mistral"])
 def test_ids_are_those_of_the_official_tokenizer(family: str) -> None:
     ours, theirs = tokenizer(family), official(family)
     for text in texts():
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+
+
+def test_gpt_oss_has_the_tokens_that_openai_gives_it() -> None:
+    """tiktoken names this hash of o200k_base.tiktoken for o200k_base, GPT-4o's, and for o200k_harmony, GPT-OSS's."""
+    source = tokenizer("gpt_oss")
+    ranks = b"".join(b64encode(source.token_bytes(token)) + b" %d\n" % token for token in range(199_998))
+    assert hashlib.sha256(ranks).hexdigest() == "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
 
 def test_smollm2_takes_digits_one_by_one_and_leaves_out_what_it_has_no_bytes_for() -> None:
@@ -104,6 +114,7 @@ def test_user_defined_text_is_one_token_inside_text() -> None:
         ("gemma3", {"<eos>", "<end_of_turn>"}),
         ("smollm2", {"<|im_end|>", "<|endoftext|>"}),
         ("mistral", {"</s>"}),
+        ("gpt_oss", {"<|return|>", "<|end|>", "<|endoftext|>"}),
     ],
 )
 def test_every_end_of_the_family_ends_a_reply(family: str, names: set[str]) -> None:

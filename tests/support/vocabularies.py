@@ -19,18 +19,42 @@ from support.gguf_writer import write_gguf
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 KEY = "tokenizer.ggml."
 
-PRE_TOKENIZERS = {"qwen3": "qwen2", "llama3_1": "llama-bpe", "gpt4o": "gpt-4o"}
-FAMILIES = ("qwen3", "llama3_1", "gemma3", "smollm2", "mistral")
+PRE_TOKENIZERS = {
+    "qwen3": "qwen2",
+    "llama3_1": "llama-bpe",
+    "gpt4o": "gpt-4o",
+    "gpt35turbo": "dbrx",  # both are cl100k; DBRX's own tokenizer is in no index
+    "gpt2": "gpt-2",
+    "mistral_nemo": "tekken",
+}
+FAMILIES = ("qwen3", "llama3_1", "gemma3", "smollm2", "mistral", "gpt_oss")
+
+# o200k_harmony in tiktoken's openai_public.py, with the ids that no token of GPT-OSS's own tokenizer.json has left out.
+HARMONY_SPECIAL = {
+    "<|startoftext|>": 199998,
+    "<|endoftext|>": 199999,
+    "<|return|>": 200002,
+    "<|constrain|>": 200003,
+    "<|channel|>": 200005,
+    "<|start|>": 200006,
+    "<|end|>": 200007,
+    "<|message|>": 200008,
+    "<|call|>": 200012,
+    "<|endofprompt|>": 200018,
+} | {
+    f"<|reserved_{token}|>": token for token in (200000, 200001, 200004, *range(200009, 200012), *range(200013, 200018))
+}
+HARMONY_SIZE = 201088
 
 
 @cache
 def tokenizer(family: str) -> Tokenizer:
-    """Ours, of one of FAMILIES (or gpt4o): from a real GGUF file, or from one converted from tokenizer.json."""
+    """Ours, of one of FAMILIES or PRE_TOKENIZERS: from a real GGUF file, or from one converted from tokenizer.json."""
     if family in ("gemma3", "smollm2"):
         with GgufFile.open(corpus(family)) as file:
             return Tokenizer.from_gguf(file)
-    metadata = sentencepiece_metadata() if family == "mistral" else byte_level_metadata(family)
-    return tokenizer_of(metadata)
+    others = {"mistral": sentencepiece_metadata, "gpt_oss": harmony_metadata}
+    return tokenizer_of(others[family]() if family in others else byte_level_metadata(family))
 
 
 def tokenizer_of(metadata: dict[str, Any]) -> Tokenizer:
@@ -61,6 +85,24 @@ def byte_level_metadata(family: str) -> dict[str, Any]:
         KEY + "eos_token_id": tokens.index(config["eos_token"]),
         "tokenizer.chat_template": config.get("chat_template", ""),
     }
+
+
+def harmony_metadata() -> dict[str, Any]:
+    """GPT-OSS's tokenizer, o200k_harmony, put together from GPT-4o's.
+
+    Its own tokenizer.json is in the index too, but takes 35 MB. Both have the 199,998 tokens of o200k_base, which a
+    test checks against the hash that OpenAI names, and differ in the special ones.
+    """
+    metadata = byte_level_metadata("gpt4o")
+    special = {token: text for text, token in HARMONY_SPECIAL.items()}
+    tokens = metadata[KEY + "tokens"][: min(special)]
+    others = range(len(tokens), HARMONY_SIZE)
+    metadata[KEY + "tokens"] = [*tokens, *[special.get(token, f"[PAD{token}]") for token in others]]
+    metadata[KEY + "token_type"] = [
+        *[NORMAL] * len(tokens),
+        *[CONTROL if token in special else UNUSED for token in others],
+    ]
+    return metadata | {KEY + "eos_token_id": HARMONY_SPECIAL["<|return|>"]}
 
 
 def sentencepiece_metadata() -> dict[str, Any]:

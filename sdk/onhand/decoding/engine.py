@@ -17,13 +17,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from collections.abc import Sequence as Ids
 
 from onhand.backends import Chunk, DecoderRuntime, Logits
 from onhand.decoding.cuts import Cuts
 from onhand.decoding.sequence import Sequence
 from onhand.decoding.slots import Slot, choose, forward
+from onhand.decoding.speculation import MAX_GUESSES, Guess, Guesser, PromptLookup, Speculation
 from onhand.decoding.window import Prompt, Window
 from onhand.errors import ContextOverflowError, OnhandError, OptionError, QueueFullError
 from onhand.formats.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ class Engine:
     """Continues prompts on a runtime. Any number of threads may stream from it; the runtime is used by one at a time.
 
     runtime: closed by whoever made it. cache: sinks, block and what is done when a window is full.
+    guesser: makes what guesses at the next tokens of one reply.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Engine:
         tokenizer: Tokenizer,
         cache: CacheOptions | None = None,
         *,
+        guesser: Callable[[], Guesser] = PromptLookup,
         chunk_tokens: int = PREFILL_CHUNK_TOKENS,
         max_waiting: int = MAX_WAITING,
     ) -> None:
@@ -65,6 +68,8 @@ class Engine:
         self._stepping = False
         self._sequences: list[Sequence] = []  # in the order in which they came
         self._max_waiting = max_waiting
+        self._guesser = guesser
+        self._speculation = Speculation()
         self._uses = 0
         self._steps = 0
 
@@ -94,7 +99,7 @@ class Engine:
             if room < min(max_tokens, 1):
                 raise ContextOverflowError(len(prompt.ids), self.window.tokens)
             max_tokens = min(max_tokens, room)
-        sequence = Sequence(prompt, options, self.tokenizer, max_tokens)
+        sequence = Sequence(prompt, options, self.tokenizer, self._guesser(), max_tokens)
         with self._changed:
             waiting = sum(other.slot is None for other in self._sequences)
             if waiting >= self._max_waiting:
@@ -209,18 +214,32 @@ class Engine:
 
     def _decode(self, sequences: list[Sequence]) -> None:
         ready = [sequence for sequence in sequences if self._has_room(sequence)]
-        chunks = [Chunk(slot=s.slot.number, tokens=s.ids[-1:]) for s in ready if s.slot is not None]
-        if not chunks:
+        if not ready:
             return
         started = time.perf_counter()
+        guess = self._guess(ready[0]) if len(ready) == 1 else None  # rows of other replies pay better than guesses
+        guesses = guess.tokens if guess else ()
+        chunks = [
+            Chunk(slot=s.slot.number, tokens=[s.ids[-1], *guesses], rows="all") for s in ready if s.slot is not None
+        ]
+        running = time.perf_counter()
         logits = self._forward(chunks, ready)
         if logits is None:
             return
+        self._speculation.took(len(logits), time.perf_counter() - running)
         for row, sequence in enumerate(ready):
             self._take(sequence, sequence.ids[-1:])
-            self._feed(sequence, logits[row : row + 1])
+            self._feed(sequence, logits[row : row + 1 + len(guesses)], guess)
         for sequence in ready:
             sequence.decode_seconds += time.perf_counter() - started
+
+    def _guess(self, sequence: Sequence) -> Guess | None:
+        """What may come next, if verifying it promises more tokens per second."""
+        if sequence.options.speculate is False or sequence.slot is None:
+            return None
+        most = min(MAX_GUESSES, sequence.tokens_left - 1, self.window.tokens - sequence.slot.length - 1)
+        guess = sequence.guesser.guess(sequence.ids, most) if most > 0 else None
+        return self._speculation.worth(guess) if guess and not sequence.options.speculate else guess
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Whether the reply's next token can be read now: its window slides if it must."""
@@ -270,10 +289,17 @@ class Engine:
         assert sequence.slot is not None
         sequence.slot.append(ids, sequence.cuts)
 
-    def _feed(self, sequence: Sequence, logits: Logits) -> None:
-        assert sequence.slot is not None
+    def _feed(self, sequence: Sequence, logits: Logits, guess: Guess | None = None) -> None:
+        """Choose tokens from the rows; keep what the model read of the right guesses, forget the wrong ones."""
+        slot, right = sequence.slot, 0
+        assert slot is not None
         try:
-            sequence.feed(logits)
+            right = sequence.feed(logits, guess.tokens if guess else ())
         except OnhandError as error:
             sequence.error = error
-            sequence.slot.cut_back(0)  # numbers that are none would spoil every later reply
+        if guess:
+            self.runtime.truncate(slot.number, slot.length + right)
+            slot.append(guess.tokens[:right], sequence.cuts)
+            self._speculation.verified(guess, right)
+        if sequence.error is not None:
+            slot.cut_back(0)  # numbers that are none would spoil every later reply

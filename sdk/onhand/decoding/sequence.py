@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence as Ids
@@ -11,6 +12,7 @@ from onhand.decoding.cuts import Cuts
 from onhand.decoding.detokenizer import Detokenizer
 from onhand.decoding.sampling import Sampler
 from onhand.decoding.slots import Slot
+from onhand.decoding.speculation import Guesser
 from onhand.decoding.stopping import StopMatcher
 from onhand.decoding.window import Prompt
 from onhand.formats.tokenizer import Tokenizer
@@ -28,7 +30,9 @@ class Sequence:
     of the step that read a chunk of it last. Changed by whoever takes the step, `events` also by its reader.
     """
 
-    def __init__(self, prompt: Prompt, options: GenerationOptions, tokenizer: Tokenizer, max_tokens: float) -> None:
+    def __init__(
+        self, prompt: Prompt, options: GenerationOptions, tokenizer: Tokenizer, guesser: Guesser, max_tokens: float
+    ) -> None:
         self.prompt = prompt
         self.options = options
         self.ids: list[int] = list(prompt.ids)
@@ -43,6 +47,8 @@ class Sequence:
         self.decode_seconds = 0.0
         self.readers = 0  # threads that wait for an event of this sequence
         self.left_at = time.monotonic()  # when the last of them went
+        self.guesser = guesser
+        self._guessed_tokens = 0
         self._max_tokens = max_tokens
         self._deadline = None if options.deadline_seconds is None else self.left_at + options.deadline_seconds
         self._end_ids = tokenizer.end_ids
@@ -56,6 +62,11 @@ class Sequence:
     def generated(self) -> int:
         """How many tokens the model chose."""
         return len(self.ids) - len(self.prompt.ids)
+
+    @property
+    def tokens_left(self) -> int:
+        """How many more tokens may be generated; very many where there is no limit."""
+        return int(min(self._max_tokens - self.generated, sys.maxsize))
 
     @property
     def live(self) -> bool:
@@ -95,6 +106,7 @@ class Sequence:
             self._show(token)
             if self.ended or right == len(guesses) or token != guesses[right]:
                 return right
+            self._guessed_tokens += 1
         return len(guesses)
 
     def _show(self, token: int) -> None:
@@ -121,6 +133,7 @@ class Sequence:
             completion_tokens=self.generated,
             cached_tokens=self.cached_tokens,
             evicted_tokens=self._evicted_tokens,
+            guessed_tokens=self._guessed_tokens,
             prefill_seconds=self.prefill_seconds,
             decode_seconds=self.decode_seconds,
         )

@@ -1,17 +1,19 @@
 """Fits conversations to templates that know fewer roles or orders than we do, and proves that nothing was lost.
 
-Some templates have no system role, want user and assistant to take turns, or drop silently what they do not know. One
-look at a template with known messages finds that out; the policy says in words what is done about it.
+Some templates have no system role, want user and assistant to take turns, drop silently what they do not know, or
+leave a turn open where they did not expect the next one. One look at a template with known messages finds that out;
+the policy says in words what is done about it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from onhand.errors import TemplateError, TemplateLimitError
-from onhand.prompts.template import ChatTemplate
+from onhand.prompts.template import ChatTemplate, one_line
+from onhand.prompts.turns import Turns, probe, stand_in
 from onhand.types import Message, Role
 
 SEPARATOR = "\n\n"
@@ -52,14 +54,27 @@ class Policy:
         return "; ".join(words for words, true in said.items() if true) or "messages as they are"
 
 
-_PROBES: Sequence[tuple[Sequence[Sequence[Role]], Policy]] = (
-    # conversations that must come out whole, and what to try when one does not
+_Probe = tuple[Sequence[Sequence[Role]], Policy]
+# Conversations that must come out whole, and what to try when one does not: first the plain ones.
+_PLAIN_PROBES: Sequence[_Probe] = (
     ([["user"]], Policy(content_parts=True)),
     ([["system", "user"]], Policy(merge_system=True)),
+)
+_PROBES: Sequence[_Probe] = (
     ([["user", "user"], ["user", "assistant", "assistant", "user"]], Policy(merge_neighbours=True)),
-    ([["system", "system", "user"]], Policy(join_system=True)),
-    ([["user", "assistant", "system", "user"], ["system", "user", "system", "user"]], Policy(merge_late_system=True)),
-    ([["assistant", "user"], ["system", "assistant", "user"]], Policy(open_with_user=True)),
+    ([["system", "system", "user"], ["system", "system", "system", "user"]], Policy(join_system=True)),
+    (
+        [
+            ["user", "assistant", "system", "user"],
+            ["system", "user", "system", "user"],
+            ["user", "assistant", "system", "system", "user"],
+        ],
+        Policy(merge_late_system=True),
+    ),
+    (
+        [["assistant", "user"], ["system", "assistant", "user"], ["assistant", "assistant", "user"]],
+        Policy(open_with_user=True),
+    ),
 )
 
 
@@ -70,18 +85,15 @@ class MessageAdapter:
         """Look at the template once. Raises TemplateLimitError when it exceeds its limits even then."""
         self._template = template
         self.policy = Policy()
-        for conversations, remedy in _PROBES:
-            if not self._fits(conversations, self.policy):
-                changed = {name: True for name in Policy.__slots__ if getattr(remedy, name)}
-                adapted = replace(self.policy, **changed)
-                if self._fits(conversations, adapted):
-                    self.policy = adapted
+        self._adopt(_PLAIN_PROBES, self._holds)
+        self._turns = Turns(template.source, lambda messages: self._try(messages, self.policy))
+        self._adopt(_PROBES, self._carries)
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
         """The prompt, with every message's text in it, in order.
 
-        Raises TemplateError with the template's own words when it refuses, or naming the message (counted from 0) whose
-        text it drops; TemplateLimitError.
+        Raises TemplateError with the template's own words when it refuses, naming the message (counted from 0) whose
+        text it drops, or naming the roles whose turns it lets run into each other; TemplateLimitError.
         """
         text = self._render(messages, self.policy, add_generation_prompt)
         lost = _first_lost(messages, text)
@@ -90,6 +102,11 @@ class MessageAdapter:
                 f"it has no place for message {lost} ({messages[lost].role}): its text is missing or out of order in "
                 "the prompt; leave it out, or use another template"
             )
+        if not _is_usual(messages) and not self._carries(stand_in(messages), self.policy):
+            turns = ", ".join(
+                message.role if message.content.strip() else f"blank {message.role}" for message in messages
+            )
+            raise TemplateError(f"it does not keep these turns apart, use another template: {one_line(turns)}")
         return text
 
     def _render(self, messages: Sequence[Message], policy: Policy, add_generation_prompt: bool = True) -> str:
@@ -103,17 +120,39 @@ class MessageAdapter:
         ]
         return self._template.render_plain(plain, add_generation_prompt)
 
-    def _fits(self, conversations: Iterable[Sequence[Role]], policy: Policy) -> bool:
-        return all(self._carries(roles, policy) for roles in conversations)
+    def _adopt(self, probes: Sequence[_Probe], fits: Callable[[Sequence[Message], Policy], bool]) -> None:
+        """Change the policy where that is what it takes for a conversation to fit."""
+        for conversations, remedy in probes:
+            changed = {name: True for name in Policy.__slots__ if getattr(remedy, name)}
+            for policy in (self.policy, replace(self.policy, **changed)):
+                if all(fits(probe(roles), policy) for roles in conversations):
+                    self.policy = policy
+                    break
 
-    def _carries(self, roles: Sequence[Role], policy: Policy) -> bool:
-        messages = [Message(role, f"Probe{index}of{role}") for index, role in enumerate(roles)]
+    def _holds(self, messages: Sequence[Message], policy: Policy) -> bool:
+        """Whether the prompt holds every text of a probe once and in order."""
+        return self._whole(messages, policy) is not None
+
+    def _carries(self, messages: Sequence[Message], policy: Policy) -> bool:
+        """Whether besides that every turn is closed, and none runs into the next."""
+        text = self._whole(messages, policy)
+        return text is not None and self._turns.keeps(messages, text)
+
+    def _whole(self, messages: Sequence[Message], policy: Policy) -> str | None:
+        text = self._try(messages, policy)
+        if text is None or _first_lost(messages, text) is not None:
+            return None
+        later = [message.content for message in messages[_opening(messages) :] if message.content.strip()]
+        return text if all(text.count(content) == 1 for content in later) else None
+
+    def _try(self, messages: Sequence[Message], policy: Policy) -> str | None:
+        """The prompt, or None when the template refuses the messages."""
         try:
-            return _first_lost(messages, self._render(messages, policy)) is None
+            return self._render(messages, policy)
         except TemplateLimitError:
             raise
         except TemplateError:
-            return False
+            return None
 
 
 def adapt(messages: Sequence[Message], policy: Policy) -> list[Message]:
@@ -137,34 +176,51 @@ def adapt(messages: Sequence[Message], policy: Policy) -> list[Message]:
         else:
             turns.append(turn)
         open_system = moved
-    opening = next((index for index, turn in enumerate(turns) if turn.role != "system"), None)
-    if policy.open_with_user and opening is not None and turns[opening].role == "assistant":
+    opening = _opening(turns)
+    if policy.open_with_user and opening < len(turns) and turns[opening].role == "assistant":
         turns.insert(opening, Message("user", ""))
     return turns
+
+
+def _is_usual(messages: Sequence[Message]) -> bool:
+    """Whether the policy was found for conversations like this one.
+
+    A tool that speaks, nobody who asks, or a blank text may still make a template leave a turn open.
+    """
+    roles = {message.role for message in messages}
+    return "user" in roles and "tool" not in roles and all(message.content.strip() for message in messages)
 
 
 def _first_lost(messages: Sequence[Message], text: str) -> int | None:
     """The index of the first message whose content is not in the text after the one before it, or None.
 
-    A system message may stand elsewhere: some templates write it into the last user turn.
+    The system message that opens a conversation may stand anywhere: some templates write it into the last user turn.
     """
     position = 0
+    opening = _opening(messages)
     for index, message in enumerate(messages):
-        found = _find(message, text, 0 if message.role == "system" else position)
+        start = 0 if index < opening else position
+        found = _find(message, text, start)
         if found is None:
             return index
-        if message.role != "system":
+        if index >= opening:
             position = found
     return None
 
 
 def _find(message: Message, text: str, start: int) -> int | None:
-    """Where the content ends in the text, or None."""
-    for form in _forms(message):
-        found = text.find(form, start)
-        if found >= 0:
-            return found + len(form)
-    return None
+    """Where the content ends in the text, or None. Of its forms the one counts that begins first.
+
+    A template may leave the thoughts out of a reply and keep them in a later one that says the same.
+    """
+    found = [(text.find(form, start), -len(form)) for form in _forms(message)]
+    begin, length = min(((begin, length) for begin, length in found if begin >= 0), default=(-1, 0))
+    return None if begin < 0 else begin - length
+
+
+def _opening(messages: Sequence[Message]) -> int:
+    """How many system messages open the conversation."""
+    return next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
 
 
 def _forms(message: Message) -> Iterator[str]:
