@@ -46,7 +46,7 @@ def onhand_engines(name: str) -> dict[str, Run]:
         return timed(lambda: [runtime.forward([Chunk(slot=0, tokens=ids[c : c + 256])]) for c in range(0, PROMPT, 256)])
 
     def decode() -> float:
-        options = GenerationOptions(temperature=0, max_tokens=STEPS)
+        options = GenerationOptions(temperature=0, max_tokens=STEPS, speculate=False)
         *_, done = engine.stream(Prompt(ids[:128]), options)
         assert isinstance(done, DoneEvent)
         usage = done.reply.usage
@@ -66,9 +66,10 @@ def bare_engine(name: str) -> Run:
     model = str(artifact_folder(package) / "decoder.onnx")
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     io = session.io_binding()
-    step: dict[str, np.ndarray] = {name: np.zeros((1, 1), np.int64) for name in ("ids", "positions")}
-    step |= {name: np.zeros(1, np.int32) for name in ("past_length", "total_length")}
-    step |= {"new_tokens": np.ones(1, np.int32), "rows": np.zeros(1, np.int64)}
+    step: dict[str, np.ndarray] = {"ids": np.zeros((1, 1), np.int64), "positions": np.zeros((1, 2), np.int64)}
+    step |= {name: np.zeros(1, np.int32) for name in ("last_place", "total_length")}
+    step |= {"new_tokens": np.full(1, 2, np.int32), "rows": np.zeros(1, np.int64)}
+    step |= {"attended_rows": np.zeros(2, np.int64), "kept_rows": np.zeros(1, np.int64)}
     step["logits"] = np.empty((1, spec.vocab_size), np.float32)
     arrays = dict(step)
     for i, rope in enumerate(spec.ropes):
@@ -88,9 +89,9 @@ def bare_engine(name: str) -> Run:
         token = 1
         for position in range(128, 128 + STEPS - 1):
             step["ids"][0, 0] = token
-            step["positions"][0, 0] = position
-            step["past_length"][0] = position
-            step["total_length"][0] = position + 1
+            step["positions"][0] = position, position + 1
+            step["last_place"][0] = position + 1
+            step["total_length"][0] = position + 2
             session.run_with_iobinding(io)
             token = int(step["logits"][0].argmax())
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
+from onhand.backends import LayerKv
 from onhand.formats.spec import DecoderSpec, inverse_frequencies
 
 F32 = npt.NDArray[np.float32]
@@ -48,6 +49,20 @@ class KvCache:
         for layer in (*self._keys, *self._values):
             layer[target, :, :length] = layer[source, :, :length]
         self.lengths[target] = length
+
+    def export(self, slot: int) -> Iterator[LayerKv]:
+        """Views of what the slot holds, layer by layer."""
+        end = self.lengths[slot]
+        layers = zip(tuple(self._keys), tuple(self._values), strict=True)
+        return ((keys[slot, :, :end], values[slot, :, :end]) for keys, values in layers)
+
+    def restore(self, slot: int, layers: Iterable[LayerKv], tokens: int) -> None:
+        """Make the slot hold these tokens, or nothing if `layers` raises."""
+        self.lengths[slot] = 0
+        for i, (keys, values) in enumerate(layers):
+            self._keys[i][slot, :, :tokens] = keys
+            self._values[i][slot, :, :tokens] = values
+        self.lengths[slot] = tokens
 
     def evict(self, slot: int, first: int, count: int) -> None:
         """Take `count` tokens out from place `first` on; what lies behind moves up, its keys rotated back."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from onhand.backends import Batch, CacheShape, Chunk, Logits
+from onhand.backends import Batch, CacheShape, Chunk, LayerKv, Logits
 from onhand.errors import BackendError
 from onhand.formats.spec import DecoderSpec, rope_tables
-from onhand.runtime_checks import check_batch, check_eviction, check_slot, check_truncation
+from onhand.runtime_checks import (
+    check_batch,
+    check_eviction,
+    check_restoring,
+    check_slot,
+    check_truncation,
+    checked_layers,
+)
 from onhand_cpu.kv_cache import KvCache
 
 MAX_CHUNK_TOKENS = 512
@@ -94,6 +101,20 @@ class CpuRuntime:
         check_truncation(source, length, self.cache, self._kv.lengths)
         if source != target:
             self._kv.copy(source, target, length)
+
+    def export(self, slot: int) -> Iterator[LayerKv]:
+        """What the slot holds, layer by layer. See `DecoderRuntime.export`."""
+        if self._session is None:
+            raise BackendError("cpu", "the model was closed")
+        check_slot(slot, self.cache)
+        return self._kv.export(slot)
+
+    def restore(self, slot: int, layers: Iterable[LayerKv], tokens: int) -> None:
+        """Make a slot hold what was exported. See `DecoderRuntime.restore`."""
+        if self._session is None:
+            raise BackendError("cpu", "the model was closed")
+        check_restoring(slot, tokens, self.cache)
+        self._kv.restore(slot, checked_layers(layers, self.spec, tokens), tokens)
 
     def close(self) -> None:
         """Give back memory and threads."""
@@ -190,13 +211,16 @@ class _Binding:
                 self.io.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(buffer))
         self.io.bind_ortvalue_output("logits", ort.OrtValue.ortvalue_from_numpy(self.logits))
         self._places = np.arange(attended)
+        self._width = tokens
 
     def fill(self, group: Sequence[Chunk], lengths: Sequence[int]) -> None:
         """Write what the run takes. lengths: how many tokens each slot holds before it."""
-        slots, width = self.ids.shape
-        self.new_tokens[:] = 0
-        self.last_place[:] = [max(length - 1, 0) for length in lengths[self._first : self._first + slots]]
-        row = 0
+        row, total = 0, 0
+        if len(self.ids) > 1:  # those that idle; what is said of the others is written over below
+            held = lengths[self._first : self._first + len(self.ids)]
+            self.new_tokens[:] = 0
+            self.last_place[:] = [max(length - 1, 0) for length in held]
+            total = max(held)
         for chunk in group:
             slot, tokens, length = chunk.slot - self._first, len(chunk.tokens), lengths[chunk.slot]
             attending = max(tokens, 2)  # see onhand_cpu.decoder
@@ -204,15 +228,15 @@ class _Binding:
             np.add(self._places, length, out=self.positions[slot])
             self.new_tokens[slot] = attending
             self.last_place[slot] = length + attending - 1
-            end = slot * width + tokens
-            count = _row_count(chunk)
+            total = max(total, length + attending)
+            end, count = slot * self._width + tokens, _row_count(chunk)
             self.rows[row : row + count] = range(end - count, end)
             row += count
-        self.total_length[0] = self.last_place.max() + 1
+        self.total_length[0] = total
 
 
 def _row_count(chunk: Chunk) -> int:
-    return {"none": 0, "last": 1, "all": len(chunk.tokens)}[chunk.rows]
+    return len(chunk.tokens) if chunk.rows == "all" else 1 if chunk.rows == "last" else 0
 
 
 def _session(model: Path, threads: int) -> ort.InferenceSession:
