@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -84,6 +85,29 @@ def test_right_guesses_are_taken_and_change_nothing(
     guessed = reply(runtime, replace(options, speculate=True), lambda: Oracle(whole, wrong_every))
     assert guessed.text == plain.text
     assert (guessed.usage.guessed_tokens > 10) == (wrong_every > 1)
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_draft_model_changes_nothing_and_its_right_guesses_are_taken(
+    options: GenerationOptions, seed: int, tmp_path: Path
+) -> None:
+    """The model drafts for itself, which is always right when greedy; and one with other weights, which hardly is."""
+    packages = [tiny_package(tmp_path / name, seed=s) for name, s in (("large", 0), ("small", seed))]
+    for package in packages:
+        backend.prepare(package)
+    large, small = (
+        backend.load(package, CacheOptions(context_tokens=tokens), DeviceOptions(threads=1))
+        for package, tokens in zip(packages, (64, 40), strict=True)
+    )
+    plain = reply(large, replace(options, speculate=False))
+    engine = Engine(large, byte_tokenizer(), CacheOptions(evict_tokens=8), draft=small)
+    events = engine.stream(Prompt(PROMPT), replace(options, speculate=True))
+    guessed = reply_of(e for e in events if not isinstance(e, EvictedEvent))
+    assert guessed.text == plain.text
+    if seed == 0 and options is GREEDY:
+        assert guessed.usage.guessed_tokens > 20
+    engine.close()
 
 
 def test_a_repetition_is_found_by_its_longest_match() -> None:

@@ -22,6 +22,7 @@ from collections.abc import Sequence as Ids
 
 from onhand.backends import Chunk, DecoderRuntime, Logits
 from onhand.decoding.cuts import Cuts
+from onhand.decoding.draft import DraftModel, LookupThenDraft
 from onhand.decoding.sequence import Sequence
 from onhand.decoding.slots import Slot, choose, forward
 from onhand.decoding.speculation import MAX_GUESSES, Guess, Guesser, PromptLookup, Speculation
@@ -44,8 +45,8 @@ UNATTENDED_SECONDS = 0.1
 class Engine:
     """Continues prompts on a runtime. Any number of threads may stream from it; the runtime is used by one at a time.
 
-    runtime: closed by whoever made it. cache: sinks, block and what is done when a window is full.
-    guesser: makes what guesses at the next tokens of one reply.
+    runtime, draft: closed with the engine. cache: sinks, block and what is done when a window is full.
+    draft: a small model of the same tokenizer, which guesses. guesser: makes what guesses for one reply, in its stead.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class Engine:
         tokenizer: Tokenizer,
         cache: CacheOptions | None = None,
         *,
-        guesser: Callable[[], Guesser] = PromptLookup,
+        draft: DecoderRuntime | None = None,
+        guesser: Callable[[], Guesser] | None = None,
         chunk_tokens: int = PREFILL_CHUNK_TOKENS,
         max_waiting: int = MAX_WAITING,
     ) -> None:
@@ -68,8 +70,9 @@ class Engine:
         self._stepping = False
         self._sequences: list[Sequence] = []  # in the order in which they came
         self._max_waiting = max_waiting
-        self._guesser = guesser
+        self._draft = draft
         self._speculation = Speculation()
+        self._guesser = guesser or _guessers(draft, self._speculation)
         self._uses = 0
         self._steps = 0
 
@@ -89,6 +92,12 @@ class Engine:
                     return
         finally:
             self._leave(sequence)
+
+    def close(self) -> None:
+        """Give back memory and threads. Closing twice is allowed."""
+        self.runtime.close()
+        if self._draft is not None:
+            self._draft.close()
 
     def _enter(self, prompt: Prompt, options: GenerationOptions) -> Sequence:
         if not prompt.ids:
@@ -303,3 +312,10 @@ class Engine:
             self._speculation.verified(guess, right)
         if sequence.error is not None:
             slot.cut_back(0)  # numbers that are none would spoil every later reply
+
+
+def _guessers(draft: DecoderRuntime | None, speculation: Speculation) -> Callable[[], Guesser]:
+    if draft is None:
+        return PromptLookup
+    model = DraftModel(draft, speculation)
+    return lambda: LookupThenDraft(model)

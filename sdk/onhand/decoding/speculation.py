@@ -85,7 +85,8 @@ class PromptLookup:
 class Speculation:
     """Decides how many guesses to verify. seconds: of a run by its rows; right, made: guesses by their kind."""
 
-    KINDS = PromptLookup.LONGEST_MATCH - PromptLookup.LEAST_MATCH + 1
+    KINDS = PromptLookup.LONGEST_MATCH - PromptLookup.LEAST_MATCH + 2
+    DRAFTED = KINDS - 1
     FORGETTING = 0.98
     PRIOR_WEIGHT = 4.0
     SECONDS_WEIGHT = 0.1
@@ -106,20 +107,26 @@ class Speculation:
 
     def worth(self, guess: Guess) -> Guess | None:
         """The guess, cut to the length that promises most tokens per second; None if none promises enough."""
-        chance = self._chance(guess.kind)
+        length = self.length(guess.kind, len(guess.tokens))
+        return Guess(guess.tokens[:length], guess.kind) if length else None
+
+    def length(self, kind: int, most: int, seconds: float = 0.0) -> int:
+        """How many guesses of that kind promise most tokens per second, 0 to `most`. seconds: what making one takes."""
+        chance, single = self._chance(kind), self._seconds.get(1)
+        effort = seconds / single if single else 0.0
         expected, reach = 1.0, 1.0
         best, length = WORTH_IT, 0
-        for count in range(1, len(guess.tokens) + 1):
+        for count in range(1, most + 1):
             reach *= chance
             expected += reach
-            gain = expected / self._cost(1 + count)
+            gain = expected / (self._cost(1 + count) + count * effort)
             if gain > best:
                 best, length = gain, count
-        return Guess(guess.tokens[:length], guess.kind) if length else None
+        return length
 
     def _chance(self, kind: int) -> float:
         """How likely a guess is right when those before it were."""
-        prior = 0.4 + 0.5 * kind / (self.KINDS - 1)
+        prior = 0.7 if kind == self.DRAFTED else 0.4 + 0.5 * kind / (self.DRAFTED - 1)
         return (self._right[kind] + self.PRIOR_WEIGHT * prior) / (self._made[kind] + self.PRIOR_WEIGHT)
 
     def _cost(self, rows: int) -> float:

@@ -30,7 +30,7 @@ class TokenChat:
 
     def close(self) -> None:
         """Give back memory and threads."""
-        self.engine.runtime.close()
+        self.engine.close()
 
     def _prompt(self, encoder: PromptEncoder, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
         """The prompt; with its turns, which take some time to find, only where the window may be outgrown."""
