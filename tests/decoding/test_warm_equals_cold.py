@@ -1,0 +1,110 @@
+"""Whatever was said, edited, regenerated, cancelled or switched between before: a reply is that of a fresh session."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onhand.decoding.engine import Engine
+from onhand.decoding.window import Prompt
+from onhand.formats.package import ModelPackage
+from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
+from onhand_cpu import CpuRuntime, backend
+from support.packages import tiny_package
+from support.scripted import byte_tokenizer, reply_of
+from support.tiny import ARCHITECTURES, VOCAB
+
+CONTEXT = 120
+OPTIONS = GenerationOptions(temperature=0, max_tokens=10)
+
+Action = tuple[str, int, list[int]]
+texts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "edit", "regenerate", "delete", "switch", "cancel"]), st.integers(0, 9), texts
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@dataclass
+class Conversation:
+    """Turns of token ids; the reply to the last is asked for."""
+
+    turns: list[list[int]] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for turn in self.turns for token in turn]
+
+    def apply(self, action: str, place: int, text: list[int]) -> None:
+        if action == "edit" and self.turns:
+            self.turns[place % len(self.turns)] = text
+        elif action == "delete" and self.turns:
+            del self.turns[-1]
+        elif action != "regenerate":
+            self.turns.append(text)
+        if not self.turns:
+            self.turns.append(text)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelPackage:
+    made = tiny_package(tmp_path_factory.mktemp("tiny"), request.param)
+    backend.prepare(made)
+    return made
+
+
+def runtime(package: ModelPackage, slots: int) -> CpuRuntime:
+    return backend.load(package, CacheOptions(context_tokens=CONTEXT, slots=slots), DeviceOptions(threads=2))
+
+
+@pytest.fixture(scope="module")
+def cold(package: ModelPackage) -> CpuRuntime:
+    return runtime(package, 1)
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def warm(request: pytest.FixtureRequest, package: ModelPackage) -> Engine:
+    return Engine(runtime(package, request.param), byte_tokenizer(), CacheOptions(overflow="error"), chunk_tokens=7)
+
+
+@given(script=actions)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_reply_is_that_of_a_fresh_session(cold: CpuRuntime, warm: Engine, script: list[Action]) -> None:
+    """BR-02, BR-32. The warm engine is never reset, so each script begins with what all before it left."""
+    conversations = [Conversation(), Conversation()]
+    for action, place, text in script:
+        if action == "switch":
+            conversations.reverse()
+        conversation = conversations[0]
+        conversation.apply(action, place, text)
+        ids = conversation.ids[-90:]
+        if action == "cancel":
+            with closing(warm.stream(Prompt(ids), OPTIONS)) as events:
+                list(islice(events, place))
+            continue
+        cold.truncate(0, 0)
+        fresh = Engine(cold, byte_tokenizer(), CacheOptions(overflow="error"))
+        expected = reply_of(fresh.stream(Prompt(ids), OPTIONS))
+        found = reply_of(warm.stream(Prompt(ids), OPTIONS))
+        assert found.text == expected.text
+        assert found.usage.completion_tokens == expected.usage.completion_tokens
+
+
+@given(cuts=st.lists(st.integers(1, 30), min_size=1, max_size=6), text=st.lists(st.integers(0, VOCAB - 1), max_size=80))
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_chunking_gives_the_same_reply(cold: CpuRuntime, cuts: list[int], text: list[int]) -> None:
+    prompt = Prompt([1, *text])
+    replies = set()
+    for chunk_tokens in (1, *cuts, 512):
+        cold.truncate(0, 0)
+        engine = Engine(cold, byte_tokenizer(), CacheOptions(overflow="error"), chunk_tokens=chunk_tokens)
+        replies.add(reply_of(engine.stream(prompt, OPTIONS)).text)
+    assert len(replies) == 1
