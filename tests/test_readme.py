@@ -1,4 +1,4 @@
-"""What the README says works: its Python runs, its commands run."""
+"""What the README and the guides say works: their Python runs, the README's commands run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+GUIDES = [
+    pytest.param(code, id=f"{path.stem}-{number}")
+    for path in sorted((ROOT / "docs" / "guides").glob("*.md"))
+    for number, code in enumerate(blocks("python", path.read_text(encoding="utf-8")))
+]
 
 
 COMMANDS = [line.split("   #")[0].strip() for block in blocks("sh") for line in block.splitlines()]
@@ -43,6 +50,14 @@ def test_the_snippets_run_and_say_something(code: str, home: dict[str, str]) -> 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("code", GUIDES)
+def test_the_snippets_of_the_guides_run(code: str, home: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=home, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_first_answer_is_right(home: dict[str, str]) -> None:
