@@ -11,7 +11,7 @@ import pytest
 
 import onhand
 from support.scripted import reply_of
-from support.tiny import write_tiny
+from support.tiny import TOKENS, write_tiny
 
 BRIEF = onhand.GenerationOptions(temperature=0, max_tokens=6)
 
@@ -52,6 +52,18 @@ def test_the_second_turn_reuses_the_first(tmp_path: Path) -> None:
         second = chat.ask("Again", BRIEF).usage
     assert first.cached_tokens == 0
     assert second.cached_tokens >= first.prompt_tokens
+
+
+def test_a_draft_model_changes_no_reply_and_must_number_its_tokens_alike(tmp_path: Path) -> None:
+    large, small = write_tiny(tmp_path / "large.gguf"), write_tiny(tmp_path / "small.gguf", seed=1)
+    swapped = [TOKENS[1], TOKENS[0], *TOKENS[2:], "ab"]
+    other = write_tiny(tmp_path / "other.gguf", extra={"tokenizer.ggml.tokens": swapped})
+    with onhand.open(large) as model:
+        expected = model.chat().ask("Hello", BRIEF).text
+    with onhand.open(large, draft=small) as model:
+        assert model.chat().ask("Hello", BRIEF).text == expected
+    with pytest.raises(onhand.OptionError, match="same tokenizer"):
+        onhand.open(large, draft=other)
 
 
 def test_a_base_model_completes_text_and_refuses_to_chat(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ The SDK never imports a backend by name.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,6 +20,7 @@ from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
 from onhand.types import Event, Message, Progress
 
 if TYPE_CHECKING:
+    from onhand.formats.gguf import GgufFile
     from onhand.formats.package import ModelPackage
     from onhand.formats.spec import DecoderSpec
 
@@ -48,6 +50,9 @@ class Chunk:
 
 Batch = Sequence[Chunk]
 """Chunks of different slots, any number of tokens each, at least one."""
+
+LayerKv = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+"""Keys and values of one layer, each (kv_heads, tokens, head_size) float32; keys are rotated to their places."""
 
 
 class DecoderRuntime(Protocol):
@@ -86,6 +91,16 @@ class DecoderRuntime(Protocol):
     def copy(self, source: int, target: int, length: int) -> None:
         """Make a slot hold the first `length` tokens of another, and nothing else. Raises OptionError."""
 
+    def export(self, slot: int) -> Iterator[LayerKv]:
+        """What the slot holds, layer by layer; good until the runtime does anything else. Raises OptionError."""
+
+    def restore(self, slot: int, layers: Iterable[LayerKv], tokens: int) -> None:
+        """Make a slot hold so many tokens as `export` gave them, here or elsewhere, and nothing else.
+
+        When that fails, be it `layers` that raises, the slot holds nothing. Raises OptionError for layers of other
+        shapes than the model's, ContextOverflowError.
+        """
+
     def close(self) -> None:
         """Give back memory and threads. Closing twice is allowed."""
 
@@ -99,6 +114,14 @@ class ChatRuntime(Protocol):
 
     def close(self) -> None:
         """Give back memory and threads. Closing twice is allowed."""
+
+
+@runtime_checkable
+class CacheKeeper(Protocol):
+    """A ChatRuntime that can write its KV cache of a conversation to a file."""
+
+    def save_cache(self, messages: Sequence[Message], path: Path) -> None:
+        """Write what is held of a conversation, whole or not at all. Raises CacheFileError, StorageError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +157,33 @@ class Backend(Protocol):
 
     def load(self, package: ModelPackage, cache: CacheOptions, device: DeviceOptions) -> DecoderRuntime:
         """Load a prepared package. Raises BackendError, ModelFormatError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeeds:
+    """What a loaded model takes of memory that the system cannot take back, in bytes.
+
+    weights: as the backend holds them. kv: of every slot at the full window. overhead: all else, at its most while
+    replies are generated. mapped: of files that are mapped besides, which take memory only where nobody else needs it.
+    """
+
+    weights_bytes: int
+    kv_bytes: int
+    overhead_bytes: int
+    mapped_bytes: int = 0
+
+
+@runtime_checkable
+class MemoryPlanner(Protocol):
+    """What a backend may be too: one that knows before it loads a model what memory it will take.
+
+    Models of a backend that is none are loaded without a plan, and never refused.
+    """
+
+    def memory_needs(
+        self, file: GgufFile, spec: DecoderSpec, *, window_tokens: int, slots: int, kv_bits: int
+    ) -> MemoryNeeds:
+        """What the model will take with such a cache, within a tenth; grows with the window. Reads the header alone."""
 
 
 # What an import raises: of a package that is missing, or made for another Python or numpy; of a library that cannot be

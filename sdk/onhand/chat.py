@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import closing
+from pathlib import Path
 
-from onhand.backends import ChatRuntime
-from onhand.errors import OptionError
+from onhand.backends import CacheKeeper, ChatRuntime
+from onhand.errors import CacheFileError, OptionError
 from onhand.options import GenerationOptions
 from onhand.types import DoneEvent, Event, EvictedEvent, Message, Reply, TextEvent
 
@@ -67,6 +68,17 @@ class Chat:
             if isinstance(event, DoneEvent):
                 return event.reply
         raise AssertionError("a stream ends with DoneEvent")
+
+    def save_cache(self, path: str | Path) -> None:
+        """Write the KV cache of this conversation to a file, for `Model.load_cache`; a quarter of its size in memory.
+
+        The file holds the tokens of what was said, in clear: keep it where the conversation is kept, and delete it with
+        it. Raises CacheFileError when the model holds nothing of the conversation (any more), StorageError,
+        TemplateError; then there is no new file.
+        """
+        if not isinstance(self._runtime, CacheKeeper):
+            raise CacheFileError(path, "not held", "this model's cache cannot be saved")
+        self._runtime.save_cache(self._messages, Path(path))
 
     def _record(self, question: Message, said: list[str]) -> None:
         self._messages += [question, Message("assistant", "".join(said))]

@@ -6,15 +6,17 @@
     │   ├── ModelNotFoundError (LookupError)          no model of that name is on this device
     │   ├── ModelFileNotFoundError (FileNotFoundError)  there is no such file
     │   ├── ModelExistsError (FileExistsError)        the name is taken by another model
-    │   └── ModelFormatError (ValueError)             the file is not what it claims to be
-    │       ├── UnsupportedArchitectureError          a sound file of a model that we cannot run
-    │       ├── UnsupportedQuantizationError          a sound file with a block type that we cannot read
-    │       └── UnsafeFormatError                     a pickle or an archive: opening it could run code
+    │   ├── ModelFormatError (ValueError)             the file is not what it claims to be
+    │   │   ├── UnsupportedArchitectureError          a sound file of a model that we cannot run
+    │   │   ├── UnsupportedQuantizationError          a sound file with a block type that we cannot read
+    │   │   └── UnsafeFormatError                     a pickle or an archive: opening it could run code
+    │   └── MemoryPlanError (MemoryError)             the model does not fit the memory that is left
     ├── TemplateError (ValueError)                    the chat template refused, or cannot be used
     │   └── TemplateLimitError                        the chat template took too long or wrote too much
     ├── DownloadError (OSError)                       a model could not be fetched
     │   └── HashMismatchError (ValueError)            what was fetched is not what was asked for
     ├── StorageError (OSError)                        the disk is full, read-only or gone
+    │   └── CacheFileError (ValueError)               the cache file of a conversation is of no use
     ├── GenerationError
     │   ├── QueueFullError (RuntimeError)             too many replies wait for a slot
     │   ├── ContextOverflowError (ValueError)         the prompt is longer than the context
@@ -30,6 +32,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
+
+from onhand.types import MemoryPlan
 
 
 class OnhandError(Exception):
@@ -114,6 +119,22 @@ class UnsafeFormatError(ModelFormatError):
     """A pickle or an archive: opening it could run code, so it is never opened."""
 
 
+class MemoryPlanError(ModelError, MemoryError):
+    """The model does not fit the memory that is left; nothing of it was loaded. Attribute: plan."""
+
+    def __init__(self, name: str, plan: MemoryPlan) -> None:
+        self.plan = plan
+        windows = "a window" if plan.slots == 1 else f"{plan.slots} windows"
+        parts = (plan.weights_bytes, plan.kv_bytes, plan.overhead_bytes, plan.total_bytes, plan.available_bytes or 0)
+        weights, kv, overhead, total, available = (f"{size / 1e6:,.0f} MB" for size in parts)
+        super().__init__(
+            f"{name} takes {total} of memory with {windows} of {plan.window_tokens} tokens "
+            f"(weights {weights}, KV cache {kv}, overhead {overhead}), "
+            f'and {plan.limited_by} leaves {available}: {plan.remedy}; oversize="load" loads it all the same '
+            "(on the command line: --context, --oversize)"
+        )
+
+
 class TemplateError(OnhandError, ValueError):
     """The chat template refused these messages, or cannot be compiled. Attribute: problem."""
 
@@ -144,6 +165,22 @@ class HashMismatchError(DownloadError, ValueError):
 
 class StorageError(OnhandError, OSError):
     """The disk is full, read-only or gone. Nothing half-written stays behind."""
+
+
+CacheFileReason = Literal["missing", "unreadable", "damaged", "version", "model", "window", "busy", "not held"]
+"""What is wrong with a cache file: the last two are not the file's fault, "not held" is of one that was to be saved."""
+
+
+class CacheFileError(StorageError, ValueError):
+    """The cache file of a conversation is of no use, or could not be made. Attributes: path, reason.
+
+    The conversation is as it was, and needs no file: its next turn is read from the beginning.
+    """
+
+    def __init__(self, path: Path | str, reason: CacheFileReason, problem: str) -> None:
+        self.path = Path(path)
+        self.reason = reason
+        super().__init__(f"{self.path.name}: {problem}; the conversation goes on without it and is read anew")
 
 
 class GenerationError(OnhandError):

@@ -9,41 +9,52 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from onhand.backends import DecoderRuntime, choose_backend
+from onhand.backends import Backend, DecoderRuntime, choose_backend
 from onhand.chat import Chat
 from onhand.decoding.engine import Engine
 from onhand.decoding.token_chat import TokenChat
 from onhand.decoding.window import Prompt
 from onhand.errors import ModelFormatError, OptionError, StorageError, TemplateError
 from onhand.formats.gguf import GgufFile
+from onhand.formats.gguf_spec import read_spec
 from onhand.formats.package import ModelPackage
 from onhand.formats.spec import DecoderSpec
 from onhand.formats.tokenizer import Tokenizer
 from onhand.library import ModelStore, data_folder
 from onhand.library import pull as pull_model
 from onhand.library.locks import exclusive
+from onhand.memory import give_back
 from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
+from onhand.planning import check, plan_memory
 from onhand.prompts.encode import PromptEncoder
 from onhand.prompts.template import ChatTemplate
-from onhand.types import Event, Progress
+from onhand.types import Event, MemoryPlan, Progress
 
 
 class Model:
     """A loaded model. Made by `open`; a context manager, which closes it.
 
-    backend: the name of the backend that runs it. prompt_policy: how messages are fitted to the model's chat template,
-    for people to read.
+    backend: the name of the backend that runs it. plan: what it takes of memory, made before it was loaded; None where
+    the backend makes none. prompt_policy: how messages are fitted to the model's chat template, for people to read.
     """
 
     def __init__(
-        self, package: ModelPackage, backend: str, runtime: DecoderRuntime, tokenizer: Tokenizer, cache: CacheOptions
+        self,
+        package: ModelPackage,
+        backend: str,
+        runtime: DecoderRuntime,
+        tokenizer: Tokenizer,
+        cache: CacheOptions,
+        draft: DecoderRuntime | None = None,
+        plan: MemoryPlan | None = None,
     ) -> None:
         self.package = package
+        self.plan = plan
         self.backend = backend
         self.tokenizer = tokenizer
-        self._engine = Engine(runtime, tokenizer, cache)
+        self._engine = Engine(runtime, tokenizer, cache, draft=draft)
         encoder, problem = _encoder(tokenizer)
-        self._runtime = TokenChat(self._engine, encoder, problem)
+        self._runtime = TokenChat(self._engine, encoder, problem, package.sha256)
         self.prompt_policy = problem if encoder is None else str(encoder.policy)
 
     @property
@@ -77,6 +88,14 @@ class Model:
             ids = [self.tokenizer.bos_id, *ids]
         yield from self._engine.stream(Prompt(ids), options or GenerationOptions())
 
+    def load_cache(self, path: str | Path) -> int:
+        """Hold again what `Chat.save_cache` wrote, so that the conversation's next turn reads what is new alone.
+
+        Returns how many tokens that spares. Raises CacheFileError, with the reason, for a file that is missing, damaged
+        or of another model: nothing is lost, the next turn is read from the beginning.
+        """
+        return self._runtime.load_cache(Path(path))
+
     def close(self) -> None:
         """Give back memory and threads. Closing twice is allowed."""
         self._runtime.close()
@@ -106,6 +125,7 @@ def _encoder(tokenizer: Tokenizer) -> tuple[PromptEncoder | None, str]:
 def open(
     model: str | Path,
     *,
+    draft: str | Path | None = None,
     pull: bool = False,
     device: DeviceOptions | str = "auto",
     cache: CacheOptions | None = None,
@@ -113,18 +133,51 @@ def open(
 ) -> Model:
     """Load a model: the name of one in the library, or the path of a GGUF file, which joins the library on the way.
 
-    pull: fetch the model first if it is in the catalogue and not on this device; without it nothing is ever fetched.
-    The first load compiles the model for its backend; progress is told. Raises ModelNotFoundError, ModelFormatError,
-    DownloadError, StorageError, OptionError, BackendError.
+    draft: a smaller model of the same tokenizer, whose guesses the model verifies where that is faster; replies stay
+    the same. pull: fetch the model first if it is in the catalogue and not on this device; without it nothing is ever
+    fetched. The first load compiles the model for its backend; progress is told. Raises ModelNotFoundError,
+    ModelFormatError, MemoryPlanError, DownloadError, StorageError, OptionError, BackendError.
     """
     devices = DeviceOptions(device=device) if isinstance(device, str) else device
+    caching = cache or CacheOptions()
     package = _package(model, pull=pull, progress=progress)
+    drafting = None if draft is None else _package(draft, pull=False, progress=progress)
     backend = choose_backend(devices.device)
+    plan = _plan(package, drafting, backend, caching)
+    if devices.oversize == "refuse":
+        check(plan, package.name)
+    tokenizer = _prepared(package, backend, progress)
+    give_back()
+    runtime = backend.load(package, caching, devices)
+    try:
+        guessing = None if drafting is None else _draft(drafting, tokenizer, backend, devices, progress)
+        return Model(package, backend.name, runtime, tokenizer, caching, guessing, plan)
+    except BaseException:
+        runtime.close()
+        raise
+
+
+def _plan(
+    package: ModelPackage, draft: ModelPackage | None, backend: Backend, cache: CacheOptions
+) -> MemoryPlan | None:
+    drafting = None if draft is None else _plan(draft, None, backend, CacheOptions())
+    with GgufFile.open(package.weights) as file:
+        beside = 0 if drafting is None else drafting.total_bytes
+        return plan_memory(backend, file, read_spec(file), cache, name=package.name, beside=beside)
+
+
+def _prepared(package: ModelPackage, backend: Backend, progress: Progress | None) -> Tokenizer:
     with _alone(package, progress):
         backend.prepare(package, progress)
-        tokenizer = _tokenizer(package)
-    caching = cache or CacheOptions()
-    return Model(package, backend.name, backend.load(package, caching, devices), tokenizer, caching)
+        return _tokenizer(package)
+
+
+def _draft(
+    package: ModelPackage, tokenizer: Tokenizer, backend: Backend, devices: DeviceOptions, progress: Progress | None
+) -> DecoderRuntime:
+    if not _prepared(package, backend, progress).speaks_like(tokenizer):
+        raise OptionError("draft", package.name, "a model of the same tokenizer: these two number their tokens apart")
+    return backend.load(package, CacheOptions(), devices)
 
 
 def _package(model: str | Path, *, pull: bool, progress: Progress | None) -> ModelPackage:

@@ -5,10 +5,10 @@ lengths: how many tokens each slot holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from onhand.backends import Batch, CacheShape
+from onhand.backends import Batch, CacheShape, LayerKv
 from onhand.errors import ContextOverflowError, OptionError
 
 if TYPE_CHECKING:
@@ -47,3 +47,26 @@ def check_eviction(slot: int, first: int, count: int, cache: CacheShape, lengths
     check_slot(slot, cache)
     if first < 0 or count < 1 or first + count > lengths[slot]:
         raise OptionError("first, count", (first, count), f"places within the {lengths[slot]} tokens in slot {slot}")
+
+
+def check_restoring(slot: int, tokens: int, cache: CacheShape) -> None:
+    """Raises OptionError for a slot that is not there, ContextOverflowError for more tokens than one holds."""
+    check_slot(slot, cache)
+    if tokens < 0:
+        raise OptionError("tokens", tokens, f"0 to {cache.tokens}")
+    if tokens > cache.tokens:
+        raise ContextOverflowError(tokens, cache.tokens)
+
+
+def checked_layers(layers: Iterable[LayerKv], spec: DecoderSpec, tokens: int) -> Iterator[LayerKv]:
+    """The layers, as they come. Raises OptionError when they are too few, too many or of another shape."""
+    shape, count = (spec.kv_heads, tokens, spec.head_size), 0
+    for keys, values in layers:
+        count += 1
+        if count > len(spec.layers) or not keys.shape == values.shape == shape:
+            break
+        yield keys, values
+    else:
+        if count == len(spec.layers):
+            return
+    raise OptionError("layers", f"layer {count}", f"{len(spec.layers)} times keys and values of shape {shape}")

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from onhand.backends import Batch, CacheShape, Chunk, DecoderRuntime, Logits
+from onhand.backends import Batch, CacheShape, Chunk, DecoderRuntime, LayerKv, Logits
 from onhand.errors import BackendError, ContextOverflowError, OptionError
 from onhand.formats.spec import DecoderSpec, LayerSpec, RopeSpec
-from onhand.runtime_checks import check_batch, check_eviction, check_slot, check_truncation
+from onhand.runtime_checks import (
+    check_batch,
+    check_eviction,
+    check_restoring,
+    check_slot,
+    check_truncation,
+    checked_layers,
+)
 
 Step = int | npt.NDArray[np.float32] | Exception
 """What a scripted runtime answers for one row: the id that shall win, whole logits (vocab,), or an error to raise."""
@@ -77,6 +84,25 @@ class ScriptedRuntime:
         check_truncation(source, length, self.cache, self._lengths)
         self.held[target] = self.held[source][:length]
 
+    def export(self, slot: int) -> Iterator[LayerKv]:
+        """Keys and values that spell the tokens' ids in digits, which survive being rounded to 8 bits a value."""
+        if self._closed:
+            raise BackendError("scripted", "the model was closed")
+        check_slot(slot, self.cache)
+        digits = (np.array(self.held[slot], np.int64)[None, :, None] // _DIGITS % 128).astype(np.float32)
+        return iter([(digits[..., :2], digits[..., 2:])])
+
+    def restore(self, slot: int, layers: Iterable[LayerKv], tokens: int) -> None:
+        """Hold the tokens whose ids these keys and values spell."""
+        if self._closed:
+            raise BackendError("scripted", "the model was closed")
+        check_restoring(slot, tokens, self.cache)
+        self.held[slot] = []
+        for keys, values in checked_layers(layers, self.spec, tokens):
+            digits = np.rint(np.concatenate([keys[0], values[0]], axis=-1).clip(0, 127)).astype(np.int64)
+            held = (digits * _DIGITS).sum(axis=-1).tolist()
+        self.held[slot] = held
+
     def close(self) -> None:
         """Refuse everything from now on."""
         self._closed = True
@@ -96,6 +122,9 @@ class ScriptedRuntime:
         logits = np.zeros(self.spec.vocab_size, np.float32)
         logits[step] = 100.0
         return logits
+
+
+_DIGITS = 128 ** np.arange(4)
 
 
 def _spec(vocab_size: int, context_tokens: int) -> DecoderSpec:
@@ -229,6 +258,53 @@ class BackendContract(ABC):
             self._assert_close(found, expected[5:])
         runtime.close()
 
+    def test_what_was_exported_goes_on_in_another_runtime_as_it_would_have_here(self) -> None:
+        """After an eviction too, so keys are exported as they are rotated now. What the slot held before is gone."""
+        runtime, other = self.open_runtime(), self.open_runtime()
+        self._logits(runtime, self.prompt)
+        runtime.evict(0, 2, 3)
+        length = runtime.length(0)
+        layers = [(keys.copy(), values.copy()) for keys, values in runtime.export(0)]
+        shape = (runtime.spec.kv_heads, length, runtime.spec.head_size)
+        assert [part.shape for layer in layers for part in layer] == [shape] * 2 * len(runtime.spec.layers)
+        assert {part.dtype for layer in layers for part in layer} == {np.dtype(np.float32)}
+        expected = self._logits(runtime, self.prompt)
+        for target, slot in ((other, 0), (runtime, runtime.cache.slots - 1)):
+            target.forward([Chunk(slot=slot, tokens=[9, 9, 9] if target is other else [9])])
+            target.restore(slot, layers, length)
+            assert target.length(slot) == length
+            found = target.forward([Chunk(slot=slot, tokens=self.prompt, rows="all")])
+            self._assert_close(found, expected)
+        runtime.close()
+        other.close()
+
+    def test_a_restore_that_fails_leaves_nothing_in_its_slot(self) -> None:
+        """Layers that raise, of another shape, too few or too many; and what is refused at once changes nothing."""
+        runtime = self.open_runtime()
+        expected = self._logits(runtime, self.prompt)
+        layers = [(keys.copy(), values.copy()) for keys, values in runtime.export(0)]
+        length = len(self.prompt)
+
+        def broken() -> Iterator[LayerKv]:
+            yield layers[0]
+            raise EOFError
+
+        _refused(OptionError, lambda: runtime.restore(runtime.cache.slots, layers, length))
+        _refused(OptionError, lambda: runtime.export(runtime.cache.slots))
+        _refused(ContextOverflowError, lambda: runtime.restore(0, layers, runtime.cache.tokens + 1))
+        assert runtime.length(0) == length
+        bad: list[Iterable[LayerKv]] = [layers[1:], [*layers, layers[0]], [(k[:, 1:], v) for k, v in layers]]
+        for wrong in bad:
+            runtime.restore(0, layers, length)
+            _refused(OptionError, lambda wrong=wrong: runtime.restore(0, wrong, length))
+            assert runtime.length(0) == 0
+        runtime.restore(0, layers, length)
+        if len(layers) > 1:
+            _refused(EOFError, lambda: runtime.restore(0, broken(), length))
+            assert runtime.length(0) == 0
+        self._assert_close(self._logits(runtime, self.prompt), expected)
+        runtime.close()
+
     def test_slots_that_run_together_get_what_each_gets_alone(self) -> None:
         """Chunks of different lengths in one batch, the slots in any order."""
         runtime = self.open_runtime()
@@ -266,6 +342,7 @@ class BackendContract(ABC):
         runtime.close()
         runtime.close()
         _refused(BackendError, lambda: runtime.forward([Chunk(slot=0, tokens=[1])]))
+        _refused(BackendError, lambda: runtime.export(0))
 
 
 def _refused(kind: type[Exception], call: object) -> None:

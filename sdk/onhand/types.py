@@ -1,4 +1,4 @@
-"""The values that go in and out of a conversation. All frozen."""
+"""The values that go in and out of a model and its conversations. All frozen."""
 
 from __future__ import annotations
 
@@ -14,6 +14,38 @@ FinishReason = Literal["stop", "length", "deadline"]
 
 Progress = Callable[[str, int, int], None]
 """Told (what, done, total) while something long runs; the units of done and total are alike, total >= 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """What a model takes of memory, in bytes, and what is there for it: made before it is loaded.
+
+    weights_bytes: as its backend holds them. kv_bytes: the KV cache, every slot at the full window. overhead_bytes: the
+    rest, at its most. available_bytes: what can still be taken without swapping; None where the system does not say.
+    limited_by: what leaves no more. largest_window_tokens: the largest window that fits with as many slots; 0 for none,
+    None where what is available is not known. remedy: what to choose instead where it does not fit.
+    """
+
+    weights_bytes: int
+    kv_bytes: int
+    overhead_bytes: int
+    available_bytes: int | None
+    limited_by: str
+    window_tokens: int
+    slots: int
+    kv_bits: int
+    largest_window_tokens: int | None = None
+    remedy: str = ""
+
+    @property
+    def total_bytes(self) -> int:
+        """Weights, KV cache and overhead."""
+        return self.weights_bytes + self.kv_bytes + self.overhead_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the model fits; None where nobody knows."""
+        return None if self.available_bytes is None else self.total_bytes <= self.available_bytes
 
 
 @dataclass(frozen=True, slots=True)

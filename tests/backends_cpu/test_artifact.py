@@ -52,7 +52,7 @@ def test_another_runtime_or_format_version_compiles_again(tmp_path: Path, monkey
     assert len({first, second, stamp(package)}) == 3
 
 
-@pytest.mark.parametrize("name", ["decoder.onnx", "decoder.bin", "exact.onnx", "manifest.json"])
+@pytest.mark.parametrize("name", ["decoder.onnx", "decoder.bin", "exact.onnx", "decoder-kv8.onnx", "manifest.json"])
 def test_a_form_that_was_cut_short_is_compiled_again(name: str, tmp_path: Path) -> None:
     package = tiny_package(tmp_path)
     compile_package(package)

@@ -16,6 +16,7 @@ from onhand.formats.gguf_spec import read_spec
 from onhand.formats.package import ModelPackage
 from onhand_cpu import CpuRuntime
 from onhand_cpu.artifact import artifact_folder, compile_package
+from onhand_cpu.calibration import kv_scales
 from support.packages import tiny_package
 from support.reference import ReferenceDecoder
 from support.tiny import ARCHITECTURES, VOCAB
@@ -32,7 +33,8 @@ def runtime_of(package: ModelPackage, *, graph: str = "exact.onnx", slots: int =
     with GgufFile.open(package.weights) as file:
         spec = read_spec(file)
     model = artifact_folder(package) / graph
-    return CpuRuntime(spec, model, threads=2, context_tokens=CONTEXT, slots=slots)
+    scales = kv_scales(package, spec, threads=2) if "kv8" in graph else None
+    return CpuRuntime(spec, model, threads=2, context_tokens=CONTEXT, slots=slots, scales=scales)
 
 
 def reference_of(package: ModelPackage) -> ReferenceDecoder:
@@ -84,9 +86,10 @@ def test_evicting_the_last_tokens_is_truncating(tmp_path: Path) -> None:
     runtime.close()
 
 
+@pytest.mark.parametrize("graph", ["decoder.onnx", "decoder-kv8.onnx"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_slots_that_run_together_get_what_each_gets_alone(architecture: str, tmp_path: Path) -> None:
-    runtime = runtime_of(tiny_package(tmp_path, architecture), graph="decoder.onnx", slots=4)
+def test_slots_that_run_together_get_what_each_gets_alone(architecture: str, graph: str, tmp_path: Path) -> None:
+    runtime = runtime_of(tiny_package(tmp_path, architecture), graph=graph, slots=4)
     scripts = [TOKENS[first : first + 40] for first in (0, 50, 100, 150)]
     alone = []
     for script in scripts:
@@ -110,8 +113,9 @@ def test_slots_that_run_together_get_what_each_gets_alone(architecture: str, tmp
     runtime.close()
 
 
-def test_what_one_slot_evicts_and_copies_leaves_the_others_alone(tmp_path: Path) -> None:
-    runtime = runtime_of(tiny_package(tmp_path, "gemma3"), graph="decoder.onnx", slots=3)
+@pytest.mark.parametrize("graph", ["decoder.onnx", "decoder-kv8.onnx"])
+def test_what_one_slot_evicts_and_copies_leaves_the_others_alone(graph: str, tmp_path: Path) -> None:
+    runtime = runtime_of(tiny_package(tmp_path, "gemma3"), graph=graph, slots=3)
     expected = append(runtime, TOKENS[:30], slot=1)
     runtime.truncate(1, 20)
     append(runtime, TOKENS[100:140], slot=0)

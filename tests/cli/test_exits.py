@@ -6,6 +6,7 @@ from pathlib import Path
 
 from onhand import errors
 from onhand.cli.exits import EXIT_CODES, OTHER, exit_code
+from onhand.types import MemoryPlan
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "cli.md"
 
@@ -19,6 +20,17 @@ def test_an_error_leaves_with_the_code_of_its_nearest_class() -> None:
     assert exit_code(errors.HashMismatchError("x", "a", "b")) == 5
     assert exit_code(errors.ContextOverflowError(9, 8)) == 7
     assert exit_code(errors.ModelExistsError("x")) == OTHER
+    plan = MemoryPlan(
+        weights_bytes=9,
+        kv_bytes=9,
+        overhead_bytes=9,
+        available_bytes=8,
+        limited_by="the machine",
+        window_tokens=1,
+        slots=1,
+        kv_bits=32,
+    )
+    assert exit_code(errors.MemoryPlanError("x", plan)) == 9
 
 
 def test_a_disk_that_is_full_leaves_with_6_whoever_found_out() -> None:

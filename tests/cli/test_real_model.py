@@ -108,7 +108,7 @@ def test_show_tells_what_the_model_takes_at_a_window(home: Path) -> None:
     facts = json.loads(run(home, "show", MODEL, "--context", "1000", "--json").stdout)
     assert facts["architecture"] == "llama"
     assert facts["parameters"] == pytest.approx(134.5e6, rel=0.01)
-    assert facts["kv_bytes"] == 2 * 30 * 3 * 64 * 4 * 1000
-    assert facts["memory_bytes"] == facts["weights_bytes"] + facts["kv_bytes"]
+    assert facts["plan"]["kv_bytes"] == 2 * 30 * 3 * 64 * 4 * 1000
+    assert facts["stored_bytes"] < facts["plan"]["weights_bytes"] < 1.5 * facts["stored_bytes"]
     assert sum(facts["quantization"].values()) == pytest.approx(1)
     assert "Q4_1" in run(home, "show").stdout

@@ -1,8 +1,9 @@
-"""The CPU backend meets the contract, on a tiny model of every architecture."""
+"""The CPU backend meets the contract, on a tiny model of every architecture and with either KV cache."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -16,6 +17,7 @@ from support.tiny import ARCHITECTURES
 
 class TestCpu(BackendContract):
     tolerance = 0
+    kv_bits: Literal[8, 32] = 32
 
     @pytest.fixture(params=ARCHITECTURES, autouse=True)
     def _package(self, request: pytest.FixtureRequest, tmp_path: Path) -> None:
@@ -23,4 +25,9 @@ class TestCpu(BackendContract):
         backend.prepare(self.package)
 
     def open_runtime(self) -> CpuRuntime:
-        return backend.load(self.package, CacheOptions(context_tokens=96, slots=2), DeviceOptions(threads=2))
+        cache = CacheOptions(context_tokens=96, slots=2, kv_bits=self.kv_bits)
+        return backend.load(self.package, cache, DeviceOptions(threads=2))
+
+
+class TestCpuWith8BitKv(TestCpu):
+    kv_bits = 8

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from onhand.backends import Batch, Logits
+from onhand.backends import Batch, LayerKv, Logits
 from onhand.chat import Chat
 from onhand.decoding.engine import Engine
 from onhand.decoding.token_chat import TokenChat
@@ -67,6 +67,12 @@ class Witness:
         return self._runtime.length(slot)
 
     def copy(self, source: int, target: int, length: int) -> None:
+        raise NotImplementedError
+
+    def export(self, slot: int) -> Iterator[LayerKv]:
+        return self._runtime.export(slot)
+
+    def restore(self, slot: int, layers: Iterable[LayerKv], tokens: int) -> None:
         raise NotImplementedError
 
     def close(self) -> None:

@@ -4,7 +4,10 @@ cpu/
   manifest.json    what it was built from and with; written last, so that a folder with one is whole
   decoder.onnx     the graph that multiplies in int8
   exact.onnx       the same with float32 products, to check against (see bench/accuracy.py)
-  decoder.bin      the tensors of both
+  decoder-kv8.onnx, exact-kv8.onnx
+                   both with an 8-bit KV cache
+  decoder.bin      the tensors of all of them
+  kv-scales.npy    scales of the 8-bit KV cache, from the first time that somebody asks for one
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import json
 import secrets
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
@@ -25,10 +29,14 @@ from onhand.formats.package import ModelPackage, read_json, write_json, write_wh
 from onhand.formats.spec import DecoderSpec
 from onhand.types import Progress
 
-ARTIFACT_FORMAT = 4
+if TYPE_CHECKING:
+    import onnx
+
+ARTIFACT_FORMAT = 5
 """Raise it with every change of the graph or of how weights are carried over."""
 
 MANIFEST = "manifest.json"
+KV_SCALES = "kv-scales.npy"
 INT8, FLOAT32 = 4, 1  # MatMulNBits' accuracy levels
 
 
@@ -56,7 +64,11 @@ def is_current(package: ModelPackage, spec: DecoderSpec) -> bool:
 
 
 def _file_bytes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+    return {
+        path.name: path.stat().st_size
+        for path in sorted(folder.iterdir())
+        if path.name != MANIFEST and not path.name.startswith(KV_SCALES)
+    }
 
 
 def compile_package(package: ModelPackage, progress: Progress | None = None) -> None:
@@ -90,7 +102,7 @@ def compile_package(package: ModelPackage, progress: Progress | None = None) -> 
 
 def _build(file: GgufFile, spec: DecoderSpec, folder: Path, progress: Progress | None) -> None:
     # Imported here because it brings onnx, which takes a quarter of a second that a later start does not need.
-    from onhand_cpu.decoder import build_decoder
+    from onhand_cpu.decoder import build_decoder, with_int8_cache
     from onhand_cpu.graph import TensorFile
 
     total = sum(tensor.nbytes for tensor in file.tensors.values())
@@ -104,9 +116,14 @@ def _build(file: GgufFile, spec: DecoderSpec, folder: Path, progress: Progress |
 
     with TensorFile(folder / "decoder.bin") as tensors:
         model = build_decoder(spec, file, tensors, accuracy_level=INT8, advance=advance)
-    write_whole(folder / "decoder.onnx", lambda part: part.write_bytes(model.SerializeToString()))
-    for node in model.graph.node:
-        for attribute in node.attribute:
-            if attribute.name == "accuracy_level":
-                attribute.i = FLOAT32
-    write_whole(folder / "exact.onnx", lambda part: part.write_bytes(model.SerializeToString()))
+    for products in ("decoder", "exact"):
+        _write_model(folder / f"{products}.onnx", model)
+        _write_model(folder / f"{products}-kv8.onnx", with_int8_cache(model))
+        for node in model.graph.node:
+            for attribute in node.attribute:
+                if attribute.name == "accuracy_level":
+                    attribute.i = FLOAT32
+
+
+def _write_model(path: Path, model: onnx.ModelProto) -> None:
+    write_whole(path, lambda part: part.write_bytes(model.SerializeToString()))

@@ -3,13 +3,16 @@
 Inputs: ids (slots, tokens) int64, what is short padded at its end; positions (slots, attended) int64; rows (logits,)
 int64, which of the slots * tokens rows logits are wanted for; attended_rows (attended,) and kept_rows (tokens,) int64,
 see below; new_tokens (slots,) int32, how many of each slot's rows attend; last_place (slots,) and total_length (1,)
-int32, the KV cache's bookkeeping; cos and sin for each kind of RoPE; keys.i and values.i, (slots, kv_heads, capacity, head_size),
-which the graph writes in place. Outputs: logits (logits, vocab) float32.
+int32, the KV cache's bookkeeping; cos and sin for each kind of RoPE; keys.i and values.i, (slots, kv_heads, capacity,
+head_size), which the graph writes in place. Outputs: logits (logits, vocab) float32. With an 8-bit KV cache keys.i and
+values.i are int8, and there are keys_scale.i and values_scale.i, (kv_heads * head_size,): see onhand_cpu.kv_scales.
 
 GroupQueryAttention multiplies a single query by another kernel than several, and the last bits differ; int8 products
 then round some inputs the other way, and the logits of a decode step differ from those of the same token in a prompt by
 1% of their range. So no slot ever attends with a single query: attended_rows doubles a lone one, kept_rows drops the
-double. What a token's logits are then does not depend on how its prompt was cut: see docs/adr/0005.
+double. What a token's logits are then does not depend on how its prompt was cut: see docs/adr/0005. Over int8 keys one
+query gets the same bits as several, but for another kernel that some numbers of heads and threads choose where there is
+only room for one; there the double only makes that room, and does not attend: see docs/adr/0006.
 """
 
 from __future__ import annotations
@@ -43,6 +46,28 @@ def build_decoder(
     graph = Graph(tensors)
     weights = Weights(file, graph, accuracy_level, advance)
     return _Decoder(spec, graph, weights).build()
+
+
+def with_int8_cache(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph over the same tensors, with an int8 KV cache and inputs for its scales."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    graph = changed.graph
+    for value in (*graph.input, *graph.output):
+        if value.name.removeprefix("new_").startswith(("keys.", "values.")):
+            value.type.tensor_type.elem_type = onnx.TensorProto.INT8
+    for node in graph.node:
+        if node.op_type != "GroupQueryAttention":
+            continue
+        for place, cache in ((3, 12), (4, 13)):
+            kind, layer = node.input[place].split(".")
+            node.input[cache] = f"{kind}_scale.{layer}"
+            graph.input.append(
+                onnx.helper.make_tensor_value_info(node.input[cache], onnx.TensorProto.FLOAT, ["channels"])
+            )
+        attributes = {"kv_cache_bit_width": 8, "k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
+        node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in attributes.items())
+    return changed
 
 
 class _Decoder:

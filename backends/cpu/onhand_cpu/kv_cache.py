@@ -9,30 +9,35 @@ import numpy.typing as npt
 
 from onhand.backends import LayerKv
 from onhand.formats.spec import DecoderSpec, inverse_frequencies
+from onhand_cpu.kv_scales import KvScales, Stored, dequantize, quantize
+from onhand_cpu.rotation import BLOCK_TOKENS, Rotation
 
 F32 = npt.NDArray[np.float32]
 
-ROTATED_TOKENS = 256
-"""How many tokens' keys are rotated at a time, so that what is between stays in the processor's cache."""
-
 
 class KvCache:
-    """Keys and values, (slots, kv_heads, capacity, head_size) float32 for each layer, and how many tokens are in use.
+    """Keys and values, (slots, kv_heads, capacity, head_size) for each layer, and how many tokens are in use.
 
-    capacity: places of each slot. context_tokens: by which LongRoPE chooses its factors. The operating system gives the
-    memory as it fills. A token's key is stored rotated to its place in the slot, so `evict` rotates what it moves.
+    capacity: places of each slot. context_tokens: by which LongRoPE chooses its factors. scales: of int8 numbers; None
+    keeps float32. The operating system gives the memory as it fills. A token's key is stored rotated to its place in
+    the slot, so `evict` rotates what it moves.
     """
 
-    def __init__(self, spec: DecoderSpec, *, slots: int, capacity: int, context_tokens: int) -> None:
+    def __init__(
+        self, spec: DecoderSpec, *, slots: int, capacity: int, context_tokens: int, scales: KvScales | None = None
+    ) -> None:
         self.lengths = [0] * slots
         self.capacity = capacity
         shape = (slots, spec.kv_heads, capacity, spec.head_size)
-        self._keys = [np.zeros(shape, np.float32) for _ in spec.layers]
-        self._values = [np.zeros(shape, np.float32) for _ in spec.layers]
+        dtype = np.float32 if scales is None else np.int8
+        self._keys: list[Stored] = [np.zeros(shape, dtype) for _ in spec.layers]
+        self._values: list[Stored] = [np.zeros(shape, dtype) for _ in spec.layers]
+        self._key_scales = [None] * len(spec.layers) if scales is None else list(scales.keys)
+        self._value_scales = [None] * len(spec.layers) if scales is None else list(scales.values)
         self._ropes = [layer.rope for layer in spec.layers]
         self._frequencies = {rope: inverse_frequencies(rope, context_tokens)[0] for rope in spec.ropes}
 
-    def buffers(self, first: int, slots: int) -> Iterator[tuple[str, F32]]:
+    def buffers(self, first: int, slots: int) -> Iterator[tuple[str, Stored]]:
         """The graph's name for each buffer, and the view of it that holds those slots."""
         for kind, layers in (("keys", self._keys), ("values", self._values)):
             for i, layer in enumerate(layers):
@@ -51,45 +56,54 @@ class KvCache:
         self.lengths[target] = length
 
     def export(self, slot: int) -> Iterator[LayerKv]:
-        """Views of what the slot holds, layer by layer."""
+        """What the slot holds, layer by layer; views where that is float32."""
         end = self.lengths[slot]
-        layers = zip(tuple(self._keys), tuple(self._values), strict=True)
-        return ((keys[slot, :, :end], values[slot, :, :end]) for keys, values in layers)
+        layers = zip(tuple(self._keys), self._key_scales, tuple(self._values), self._value_scales, strict=True)
+        return (
+            (dequantize(keys[slot, :, :end], key_scales), dequantize(values[slot, :, :end], value_scales))
+            for keys, key_scales, values, value_scales in layers
+        )
 
     def restore(self, slot: int, layers: Iterable[LayerKv], tokens: int) -> None:
         """Make the slot hold these tokens, or nothing if `layers` raises."""
         self.lengths[slot] = 0
         for i, (keys, values) in enumerate(layers):
-            self._keys[i][slot, :, :tokens] = keys
-            self._values[i][slot, :, :tokens] = values
+            self._keys[i][slot, :, :tokens] = quantize(keys, self._key_scales[i])
+            self._values[i][slot, :, :tokens] = quantize(values, self._value_scales[i])
         self.lengths[slot] = tokens
 
     def evict(self, slot: int, first: int, count: int) -> None:
-        """Take `count` tokens out from place `first` on; what lies behind moves up, its keys rotated back."""
+        """Take `count` tokens out from place `first` on; what lies behind moves up, its keys rotated back.
+
+        Head by head: what is moved of one is in one piece.
+        """
         end = self.lengths[slot]
-        turns = {rope: _turn(-count * angles) for rope, angles in self._frequencies.items()}
-        for keys, values, rope in zip(self._keys, self._values, self._ropes, strict=True):
-            values[slot, :, first : end - count] = values[slot, :, first + count : end]  # numpy buffers what overlaps
-            for start in range(first, end - count, ROTATED_TOKENS):
-                stop = min(start + ROTATED_TOKENS, end - count)
-                moved = keys[slot, :, start + count : stop + count].copy()
-                _rotate(moved, *turns[rope], interleaved=rope.interleaved)
-                keys[slot, :, start:stop] = moved
+        rotations = {
+            rope: Rotation(-count * angles, interleaved=rope.interleaved) for rope, angles in self._frequencies.items()
+        }
+        layers = zip(self._keys, self._key_scales, self._values, self._ropes, strict=True)
+        for keys, scales, values, rope in layers:
+            for head in range(keys.shape[1]):
+                _move(values[slot, head, first:end], count)
+                steps = None if scales is None else scales[head : head + 1]
+                _move_rotated(keys[slot, head, first:end], count, rotations[rope], steps)
         self.lengths[slot] = end - count
 
 
-def _turn(angles: npt.NDArray[np.float64]) -> tuple[F32, F32]:
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+def _move(places: Stored, count: int) -> None:
+    """Move all behind the first `count` places, (places, head_size), up by these."""
+    flat, gap = places.reshape(-1), count * places.shape[1]
+    flat[:-gap] = flat[gap:]  # where there is but one dimension, numpy needs no copy to move what overlaps
 
 
-def _rotate(keys: F32, cos: F32, sin: F32, *, interleaved: bool) -> None:
-    """Rotate in place: keys (heads, tokens, head_size), of which the first 2 * len(cos) values are in pairs."""
-    half = len(cos)
-    if interleaved:
-        a, b = keys[..., 0 : 2 * half : 2], keys[..., 1 : 2 * half : 2]
-    else:
-        a, b = keys[..., :half], keys[..., half : 2 * half]
-    turned = a * cos - b * sin
-    b *= cos
-    b += a * sin
-    a[...] = turned
+def _move_rotated(places: Stored, count: int, rotation: Rotation, steps: F32 | None) -> None:
+    """Move and rotate keys, (places, head_size). steps: their scales, (1, head_size)."""
+    for start in range(0, len(places) - count, BLOCK_TOKENS):
+        stop = min(start + BLOCK_TOKENS, len(places) - count)
+        source, target = places[start + count : stop + count], places[start:stop]
+        if steps is None:
+            rotation.turn(source, target)
+        else:
+            moved = dequantize(source[None], steps)
+            rotation.turn(moved[0], moved[0])
+            target[:] = quantize(moved, steps)[0]

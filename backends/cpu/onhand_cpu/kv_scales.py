@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +12,11 @@ import numpy.typing as npt
 from onhand.formats.spec import DecoderSpec, RopeSpec
 
 F32 = npt.NDArray[np.float32]
-I8 = npt.NDArray[np.int8]
 
 LARGEST = 127
 
-HEADROOM = 2.0
-"""How much larger than in calibration a number may be before it is clipped, which costs far more than coarser steps."""
+KEY_HEADROOM, VALUE_HEADROOM = 1.5, 2.0
+"""How much larger than in calibration a number may be before it is clipped: docs/adr/0006 has what each costs."""
 
 QUIETEST = 1 / 64
 """The least that a channel is taken to reach, as a share of its head's largest."""
@@ -30,15 +30,24 @@ class KvScales:
     values: F32
 
 
-def quantize(x: F32, scales: F32) -> I8:
-    """Round x, (kv_heads, tokens, head_size), to steps of scales, (kv_heads, head_size), as GroupQueryAttention does."""
+Stored = npt.NDArray[Any]
+"""float32, or int8 where there are scales."""
+
+
+def quantize(x: F32, scales: F32 | None) -> Stored:
+    """Round x, (kv_heads, tokens, head_size), to steps of scales, (kv_heads, head_size), as GroupQueryAttention does.
+
+    Without scales it is x itself, here and in `dequantize`.
+    """
+    if scales is None:
+        return x
     steps = np.rint(x * (np.float32(1) / scales)[:, None])
     return np.clip(steps, -LARGEST - 1, LARGEST).astype(np.int8)
 
 
-def dequantize(x: I8, scales: F32) -> F32:
+def dequantize(x: Stored, scales: F32 | None) -> F32:
     """The inverse of `quantize`, but for what was rounded away."""
-    return x * scales[:, None]
+    return x if scales is None else x * scales[:, None]
 
 
 def scales_for(spec: DecoderSpec, keys: Sequence[F32], values: Sequence[F32]) -> KvScales:
@@ -47,14 +56,17 @@ def scales_for(spec: DecoderSpec, keys: Sequence[F32], values: Sequence[F32]) ->
     What rotates may reach, at another place, its pair's magnitude in either channel: that is what its scale allows for.
     """
     magnitudes = [_pair_magnitudes(layer, spec.layers[i].rope) for i, layer in enumerate(keys)]
-    return KvScales(*(np.stack([_scales(layer) for layer in layers]) for layers in (magnitudes, values)))
+    return KvScales(
+        np.stack([_scales(layer, KEY_HEADROOM) for layer in magnitudes]),
+        np.stack([_scales(layer, VALUE_HEADROOM) for layer in values]),
+    )
 
 
-def _scales(layer: F32) -> F32:
+def _scales(layer: F32, headroom: float) -> F32:
     reached = np.abs(layer).max(axis=1)
     loudest = reached.max(axis=1, keepdims=True)
-    loudest[loudest == 0] = LARGEST / HEADROOM  # a head that is always zero: any scale will do, 0 would not
-    scales: F32 = np.maximum(reached, QUIETEST * loudest) * np.float32(HEADROOM / LARGEST)
+    loudest[loudest == 0] = 1  # a head that is always zero: any scale will do, 0 would not
+    scales: F32 = np.maximum(reached, QUIETEST * loudest) * np.float32(headroom / LARGEST)
     return scales
 
 

@@ -21,6 +21,7 @@ from onhand.runtime_checks import (
     checked_layers,
 )
 from onhand_cpu.kv_cache import KvCache
+from onhand_cpu.kv_scales import KvScales
 
 MAX_CHUNK_TOKENS = 512
 """Most tokens of one run; longer chunks are cut."""
@@ -48,19 +49,38 @@ class CpuRuntime:
     """A decoder on ONNX Runtime's CPU provider.
 
     model: the graph's file. threads: of the intra-op pool. slots, context_tokens: what the KV cache is allocated for.
+    scales: what a graph with an 8-bit KV cache needs and the others do not take.
     """
 
-    def __init__(self, spec: DecoderSpec, model: Path, *, threads: int, context_tokens: int, slots: int = 1) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        model: Path,
+        *,
+        threads: int,
+        context_tokens: int,
+        slots: int = 1,
+        scales: KvScales | None = None,
+    ) -> None:
         self.spec = spec
-        self.cache = CacheShape(slots=slots, tokens=context_tokens, bytes_per_token=spec.kv_values_per_token * 4)
+        numbers = spec.kv_values_per_token
+        size = (
+            numbers * 4 if scales is None else numbers + -(-numbers * 4 // (slots * context_tokens))
+        )  # and its scales
+        self.cache = CacheShape(slots=slots, tokens=context_tokens, bytes_per_token=size)
         self._session: ort.InferenceSession | None = _session(model, threads)
         capacity = context_tokens + SPARE_PLACES
-        self._kv = KvCache(spec, slots=slots, capacity=capacity, context_tokens=context_tokens)
+        self._kv = KvCache(spec, slots=slots, capacity=capacity, context_tokens=context_tokens, scales=scales)
+        self._float_cache = scales is None
         self._tables = {
             f"{name}.{i}": ort.OrtValue.ortvalue_from_numpy(table)
             for i, rope in enumerate(spec.ropes)
             for name, table in zip(("cos", "sin"), rope_tables(rope, capacity, context_tokens), strict=True)
         }
+        if scales is not None:
+            for name, steps in (("keys_scale", scales.keys), ("values_scale", scales.values)):
+                for i, layer in enumerate(steps):
+                    self._tables[f"{name}.{i}"] = ort.OrtValue.ortvalue_from_numpy(layer.ravel())
         self._views: dict[tuple[int, int], dict[str, ort.OrtValue]] = {}
         self._bindings: dict[tuple[int, int, int, int], _Binding] = {}
 
@@ -138,7 +158,7 @@ class CpuRuntime:
         place, tokens, pieces = self._kv.lengths[chunk.slot], chunk.tokens, []
         while tokens:
             count = min(len(tokens), MAX_CHUNK_TOKENS)
-            if self.spec.head_size > WIDE_HEAD_SIZE:
+            if self.spec.head_size > WIDE_HEAD_SIZE and self._float_cache:
                 inside = place % WIDE_HEAD_PERIOD
                 count = min(count, next(cut for cut in WIDE_HEAD_CUTS if cut > inside) - inside)
             rows = "none" if chunk.rows == "last" and count < len(tokens) else chunk.rows
@@ -168,7 +188,8 @@ class CpuRuntime:
         if key in self._bindings:
             return self._bindings[key]
         assert self._session is not None
-        binding = _Binding(self._session, first, (slots, tokens), rows, self.spec.vocab_size)
+        least = 2 if self._float_cache else 1  # see onhand_cpu.decoder
+        binding = _Binding(self._session, first, (slots, tokens), rows, self.spec.vocab_size, least)
         for name, value in self._tables.items():
             binding.io.bind_ortvalue_input(name, value)
         for name, value in self._kv_views(first, slots).items():
@@ -190,14 +211,15 @@ class _Binding:
     """The buffers of one shape of run."""
 
     def __init__(
-        self, session: ort.InferenceSession, first: int, shape: tuple[int, int], rows: int, vocab_size: int
+        self, session: ort.InferenceSession, first: int, shape: tuple[int, int], rows: int, vocab_size: int, least: int
     ) -> None:
-        """first: the first slot. shape: slots and tokens."""
+        """first: the first slot. shape: slots and tokens. least: how many queries attend for a lone token."""
         self.io = session.io_binding()
         slots, tokens = shape
         attended = max(tokens, 2)
         self._first = first
         self.ids = np.zeros((slots, tokens), np.int64)
+        self._least = least
         self.positions = np.zeros((slots, attended), np.int64)
         self.rows = np.zeros(rows, np.int64)
         self.attended_rows = np.minimum(np.arange(attended), tokens - 1).astype(np.int64)
@@ -215,15 +237,15 @@ class _Binding:
 
     def fill(self, group: Sequence[Chunk], lengths: Sequence[int]) -> None:
         """Write what the run takes. lengths: how many tokens each slot holds before it."""
-        row, total = 0, 0
+        row, total = 0, len(self._places)
         if len(self.ids) > 1:  # those that idle; what is said of the others is written over below
             held = lengths[self._first : self._first + len(self.ids)]
             self.new_tokens[:] = 0
             self.last_place[:] = [max(length - 1, 0) for length in held]
-            total = max(held)
+            total = max(total, *held)
         for chunk in group:
             slot, tokens, length = chunk.slot - self._first, len(chunk.tokens), lengths[chunk.slot]
-            attending = max(tokens, 2)  # see onhand_cpu.decoder
+            attending = max(tokens, self._least)
             self.ids[slot, :tokens] = chunk.tokens
             np.add(self._places, length, out=self.positions[slot])
             self.new_tokens[slot] = attending

@@ -33,6 +33,7 @@ def ask(
     repetition_penalty: flags.RepetitionPenalty = DEFAULTS.repetition_penalty,
     threads: flags.Threads = None,
     context: flags.Context = None,
+    oversize: flags.Oversize = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue TEXT as it stands, without a chat template.")] = False,
     stdin: Annotated[
         bool | None,
@@ -58,7 +59,7 @@ def ask(
         repetition_penalty=repetition_penalty,
     )
     question = _question(text, stdin)
-    with flags.opened(model or DEFAULT_MODEL, threads, context) as opened:
+    with flags.opened(model or DEFAULT_MODEL, threads, context, oversize) as opened:
         stream = opened.complete(question, options) if raw else opened.chat(system, options).stream(question)
         if json:
             say_json({"model": opened.name} | asdict(joined(stream)))

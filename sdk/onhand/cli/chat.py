@@ -35,6 +35,7 @@ def chat(
     repetition_penalty: flags.RepetitionPenalty = DEFAULTS.repetition_penalty,
     threads: flags.Threads = None,
     context: flags.Context = None,
+    oversize: flags.Oversize = False,
 ) -> None:
     """Chat in the terminal. When stdin is piped, each of its lines is a question."""
     options = GenerationOptions(
@@ -46,7 +47,7 @@ def chat(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
     )
-    with flags.opened(model, threads, context) as opened:
+    with flags.opened(model, threads, context, oversize) as opened:
         if sys.stdin.isatty() and sys.stdout.isatty():
             note(f"{opened.name} · {HELP}")
             _converse(lambda: opened.chat(system=system, options=options))

@@ -12,6 +12,7 @@ from onhand.cli import flags, machine
 from onhand.cli.console import megabytes, say, say_json
 from onhand.cli.exits import NO_BACKEND
 from onhand.cli.models import open_store
+from onhand.memory import free_memory, total_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,8 @@ class BackendFacts:
 class MachineFacts:
     """What `onhand doctor --json` prints. cpus: logical ones; usable_cpus: those that this process may run on.
 
-    memory_bytes and available_memory_bytes are None where the system does not say. damaged: models that cannot be
-    opened.
+    memory_bytes and available_memory_bytes are None where the system does not say. memory_limited_by: what leaves no
+    more memory: the machine, a control group, or a limit of this process. damaged: models that cannot be opened.
     """
 
     onhand: str
@@ -42,6 +43,7 @@ class MachineFacts:
     usable_cpus: int
     memory_bytes: int | None
     available_memory_bytes: int | None
+    memory_limited_by: str
     models_folder: str
     free_disk_bytes: int
     models: list[str]
@@ -65,7 +67,7 @@ def machine_facts() -> MachineFacts:
     """Look at the machine and at every backend; loads no model."""
     from importlib.metadata import version
 
-    store = open_store()
+    store, free = open_store(), free_memory()
     models = [package.name for package in store.list()]
     return MachineFacts(
         onhand=version("onhand"),
@@ -75,8 +77,9 @@ def machine_facts() -> MachineFacts:
         cpu=machine.cpu_name(),
         cpus=machine.logical_cpus(),
         usable_cpus=machine.usable_cpus(),
-        memory_bytes=machine.memory_bytes(),
-        available_memory_bytes=machine.available_memory_bytes(),
+        memory_bytes=total_memory(),
+        available_memory_bytes=free.size_bytes,
+        memory_limited_by=free.source,
         models_folder=str(store.folder),
         free_disk_bytes=machine.free_disk_bytes(store.folder),
         models=models,
@@ -113,7 +116,7 @@ def backend_facts() -> list[BackendFacts]:
 def _print(facts: MachineFacts) -> None:
     memory = megabytes(facts.memory_bytes) if facts.memory_bytes is not None else "unknown"
     if facts.available_memory_bytes is not None:
-        memory += f", {megabytes(facts.available_memory_bytes)} available"
+        memory += f", {megabytes(facts.available_memory_bytes)} available (limited by {facts.memory_limited_by})"
     rows = {
         "onhand": facts.onhand,
         "Python": f"{facts.python} ({facts.executable})",

@@ -8,6 +8,7 @@ from onhand.errors import (
     BackendError,
     DownloadError,
     GenerationError,
+    MemoryPlanError,
     ModelFileNotFoundError,
     ModelFormatError,
     ModelNotFoundError,
@@ -33,6 +34,7 @@ EXIT_CODES: dict[type[OnhandError], int] = {
     GenerationError: 7,
     TemplateError: 7,
     BackendError: NO_BACKEND,
+    MemoryPlanError: 9,
 }
 """No class here is a parent of another; an error that is in none of them leaves with OTHER."""
 

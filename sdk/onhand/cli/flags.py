@@ -28,15 +28,17 @@ Threads = Annotated[int | None, typer.Option(help="CPU threads.  [default: physi
 Context = Annotated[
     int | None, typer.Option(help="The window: tokens that the model sees at a time.  [default: the model's]")
 ]
+Oversize = Annotated[bool, typer.Option("--oversize", help="Load the model even if it does not fit the free memory.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextmanager
-def opened(name_or_path: str, threads: int | None, context: int | None) -> Iterator[Model]:
+def opened(name_or_path: str, threads: int | None, context: int | None, oversize: bool = False) -> Iterator[Model]:
     """A model, opened behind a progress bar, closed when the block ends."""
     from onhand.model import open as open_model  # not above: it takes numpy and the tokenizers
 
-    device, cache = DeviceOptions(threads=threads), CacheOptions(context_tokens=context)
+    device = DeviceOptions(threads=threads, oversize="load" if oversize else "refuse")
+    cache = CacheOptions(context_tokens=context)
     with progress_bars() as progress:
         model = open_model(name_or_path, device=device, cache=cache, progress=progress)
     with model:

@@ -1,4 +1,4 @@
-"""What this machine is: its processor, memory and disk."""
+"""What this machine is: its processor and its disk. Its memory: `onhand.memory`."""
 
 from __future__ import annotations
 
@@ -37,43 +37,7 @@ def usable_cpus() -> int:
     return logical_cpus()
 
 
-def memory_bytes() -> int | None:
-    """The machine's memory; None where the system does not say."""
-    if sys.platform == "win32":
-        return _windows_memory_bytes()
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
-
-
-def available_memory_bytes() -> int | None:
-    """How much memory programs can still take without swapping; None where the system does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
 def free_disk_bytes(folder: Path) -> int:
     """How much is free on the disk where the folder lies, or would lie."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     return shutil.disk_usage(there).free
-
-
-if sys.platform == "win32":
-    import ctypes
-
-    class _MemoryStatus(ctypes.Structure):
-        """MEMORYSTATUSEX of the Windows API."""
-
-        _fields_ = (
-            ("length", ctypes.c_ulong),
-            ("load", ctypes.c_ulong),
-            *((name, ctypes.c_ulonglong) for name in ("total", "free", "a", "b", "c", "d", "e")),
-        )
-
-    def _windows_memory_bytes() -> int | None:
-        status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
-        return int(status.total) if ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)) else None

@@ -14,22 +14,22 @@ import typer
 from onhand.cli import flags
 from onhand.cli.console import megabytes, say, say_json
 from onhand.cli.models import open_store
+from onhand.errors import BackendUnavailableError
 from onhand.library.catalog import DEFAULT_MODEL
-from onhand.options import DEFAULT_CONTEXT_TOKENS, CacheOptions
+from onhand.options import CacheOptions
+from onhand.types import MemoryPlan
 
 if TYPE_CHECKING:
     from onhand.formats.gguf import GgufFile
     from onhand.formats.spec import DecoderSpec
 
-KV_BYTES = 4  # float32
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What `onhand show --json` prints.
+    """What `onhand show --json` prints, and with it as "plan" what the model takes of memory.
 
-    quantization: block type to its share of the weights' bytes. window_tokens: the context that kv_bytes is for.
-    template_sha256: of the chat template in UTF-8; None when the file has none. license: as the file names it.
+    quantization: block type to its share of stored_bytes, what the file's tensors take. template_sha256: of the chat
+    template in UTF-8; None when the file has none. license: as the file names it.
     """
 
     name: str
@@ -38,10 +38,7 @@ class ModelFacts:
     layers: int
     context_tokens: int
     quantization: dict[str, float]
-    weights_bytes: int
-    window_tokens: int
-    kv_bytes: int
-    memory_bytes: int
+    stored_bytes: int
     template_sha256: str | None
     license: str | None
 
@@ -51,27 +48,28 @@ def show(
     context: flags.Context = None,
     json: flags.Json = False,
 ) -> None:
-    """Show a model's architecture, quantization, context, and the memory that it takes at a context."""
+    """Show a model's architecture, quantization and context, what it takes of memory, and whether that is there."""
     from onhand.formats.gguf import GgufFile  # here, so that `onhand --help` does not wait for numpy
     from onhand.formats.gguf_spec import read_spec
 
-    window = CacheOptions(context_tokens=context).context_tokens
+    cache = CacheOptions(context_tokens=context)
     path = Path(model)
     with GgufFile.open(path if path.suffix == ".gguf" else open_store().get(model).weights) as file:
-        facts = model_facts(model, file, read_spec(file), window)
+        spec = read_spec(file)
+        facts = model_facts(model, file, spec)
+        plan = memory_plan(model, file, spec, cache)
     if json:
-        say_json(asdict(facts))
+        known = plan and asdict(plan) | {"total_bytes": plan.total_bytes, "fits": plan.fits}
+        say_json(asdict(facts) | {"plan": known})
     else:
-        _print(facts)
+        _print(facts, plan)
 
 
-def model_facts(name: str, file: GgufFile, spec: DecoderSpec, window: int | None) -> ModelFacts:
-    """What a file holds, and what it takes with a context of `window` tokens, None the default one."""
-    tokens = window or min(spec.context_tokens, DEFAULT_CONTEXT_TOKENS)
+def model_facts(name: str, file: GgufFile, spec: DecoderSpec) -> ModelFacts:
+    """What a file holds."""
     sizes: Counter[str] = Counter()
     for tensor in file.tensors.values():
         sizes[tensor.type.name] += tensor.nbytes
-    weights_bytes, kv_bytes = sizes.total(), spec.kv_values_per_token * KV_BYTES * tokens
     template = file.string("tokenizer.chat_template", default="")
     return ModelFacts(
         name=name,
@@ -79,17 +77,26 @@ def model_facts(name: str, file: GgufFile, spec: DecoderSpec, window: int | None
         parameters=sum(prod(tensor.shape) for tensor in file.tensors.values()),
         layers=len(spec.layers),
         context_tokens=spec.context_tokens,
-        quantization={kind: size / weights_bytes for kind, size in sizes.most_common()},
-        weights_bytes=weights_bytes,
-        window_tokens=tokens,
-        kv_bytes=kv_bytes,
-        memory_bytes=weights_bytes + kv_bytes,
+        quantization={kind: size / sizes.total() for kind, size in sizes.most_common()},
+        stored_bytes=sizes.total(),
         template_sha256=hashlib.sha256(template.encode()).hexdigest() if template else None,
         license=file.string("general.license", default="") or None,
     )
 
 
-def _print(facts: ModelFacts) -> None:
+def memory_plan(name: str, file: GgufFile, spec: DecoderSpec, cache: CacheOptions) -> MemoryPlan | None:
+    """What it takes on the backend that would run it here; None if none can, or that one makes no plan."""
+    from onhand.backends import choose_backend
+    from onhand.planning import plan_memory
+
+    try:
+        backend = choose_backend("auto")
+    except BackendUnavailableError:
+        return None
+    return plan_memory(backend, file, spec, cache, name=name)
+
+
+def _print(facts: ModelFacts, plan: MemoryPlan | None) -> None:
     shares = ", ".join(f"{kind} {share:.1%}" for kind, share in facts.quantization.items())
     rows = {
         "model": facts.name,
@@ -97,10 +104,25 @@ def _print(facts: ModelFacts) -> None:
         "parameters": f"{facts.parameters / 1e6:,.1f} million",
         "quantization": f"{shares} of the weights",
         "context": f"{facts.context_tokens:,} tokens at most",
-        "memory": f"{megabytes(facts.memory_bytes)} with a context of {facts.window_tokens:,} tokens: "
-        f"weights {megabytes(facts.weights_bytes)}, KV cache {megabytes(facts.kv_bytes)}",
+        "memory": "unknown: no backend here tells it; run: onhand doctor" if plan is None else _needs(plan),
+        "available": "unknown" if plan is None else _verdict(plan),
         "template": f"sha256 {facts.template_sha256}" if facts.template_sha256 else "none: it cannot chat",
         "license": facts.license or "not named in the file",
     }
     for label, value in rows.items():
         say(f"{label:<13} {value}")
+
+
+def _needs(plan: MemoryPlan) -> str:
+    parts = {"weights": plan.weights_bytes, "KV cache": plan.kv_bytes, "overhead": plan.overhead_bytes}
+    listed = ", ".join(f"{part} {megabytes(size)}" for part, size in parts.items())
+    return f"{megabytes(plan.total_bytes)} with a window of {plan.window_tokens:,} tokens: {listed}"
+
+
+def _verdict(plan: MemoryPlan) -> str:
+    if plan.available_bytes is None:
+        return f"unknown ({plan.limited_by} does not say)"
+    there = f"{megabytes(plan.available_bytes)} (limited by {plan.limited_by})"
+    if not plan.fits:
+        return f"{there}, too little: {plan.remedy}"
+    return f"{there}; the largest window that fits is {plan.largest_window_tokens:,} tokens"

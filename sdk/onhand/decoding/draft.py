@@ -14,12 +14,13 @@ class DraftModel:
     """Guesses what the small model would say greedily.
 
     One for all replies of an engine: it reads on where it stands. runtime: of the small model, one slot of it is used.
-    speculation: by which it decides how many guesses to make.
+    speculation: by which it decides how many guesses to make. vocab_size: of the tokenizer.
     """
 
-    def __init__(self, runtime: DecoderRuntime, speculation: Speculation) -> None:
+    def __init__(self, runtime: DecoderRuntime, speculation: Speculation, vocab_size: int) -> None:
         self._slot = Slot(runtime, 0)
         self._speculation = speculation
+        self._vocab_size = vocab_size
         self._seconds = 0.0
 
     def guess(self, ids: Sequence[int], most: int) -> Guess | None:
@@ -39,7 +40,7 @@ class DraftModel:
             if len(unread) == 1:
                 self._seconds = self._seconds or time.perf_counter() - started
                 self._seconds += 0.1 * (time.perf_counter() - started - self._seconds)
-            tokens.append(int(logits[-1].argmax()))
+            tokens.append(int(logits[-1, : self._vocab_size].argmax()))
             unread = tokens[-1:]
         return Guess(tokens, Speculation.DRAFTED)
 

@@ -17,17 +17,22 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Ids
+from contextlib import contextmanager
+from pathlib import Path
 
-from onhand.backends import Chunk, DecoderRuntime, Logits
+from onhand.backends import DecoderRuntime
 from onhand.decoding.cuts import Cuts
 from onhand.decoding.draft import DraftModel, LookupThenDraft
+from onhand.decoding.kv_files import cache_key, read_kv, write_kv
 from onhand.decoding.sequence import Sequence
-from onhand.decoding.slots import Slot, choose, forward
-from onhand.decoding.speculation import MAX_GUESSES, Guess, Guesser, PromptLookup, Speculation
+from onhand.decoding.slots import Slot, choose, fullest, unused_longest
+from onhand.decoding.speculation import Guesser, PromptLookup, Speculation
+from onhand.decoding.steps import Steps
 from onhand.decoding.window import Prompt, Window
-from onhand.errors import ContextOverflowError, OnhandError, OptionError, QueueFullError
+from onhand.errors import CacheFileError, ContextOverflowError, OnhandError, OptionError, QueueFullError, StorageError
+from onhand.formats.package import write_whole
 from onhand.formats.tokenizer import Tokenizer
 from onhand.options import CacheOptions, GenerationOptions
 from onhand.types import DoneEvent, Event
@@ -65,16 +70,22 @@ class Engine:
         self.cache = cache or CacheOptions()
         self.window = Window.of(self.cache, runtime.cache.tokens)
         self.slots = [Slot(runtime, number) for number in range(runtime.cache.slots)]
-        self._chunk_tokens = chunk_tokens
         self._changed = threading.Condition()
         self._stepping = False
+        self._claims = 0  # threads that want the runtime when the step has ended
         self._sequences: list[Sequence] = []  # in the order in which they came
         self._max_waiting = max_waiting
         self._draft = draft
-        self._speculation = Speculation()
-        self._guesser = guesser or _guessers(draft, self._speculation)
+        speculation = Speculation()
+        self._guesser = guesser or _guessers(draft, speculation, tokenizer.size)
+        self._steps = Steps(
+            runtime,
+            self.window,
+            speculation,
+            recompute=self.cache.overflow == "recompute",
+            chunk_tokens=chunk_tokens,
+        )
         self._uses = 0
-        self._steps = 0
 
     def stream(self, prompt: Prompt, options: GenerationOptions) -> Generator[Event, None, None]:
         """Continue the prompt. Closing the generator cancels within one step.
@@ -135,13 +146,13 @@ class Engine:
                             return sequence.events.popleft()
                         if sequence.error is not None:
                             raise sequence.error
-                        if not self._stepping and (chosen := self._choose_work()):
+                        if not self._stepping and not self._claims and (chosen := self._choose_work()):
                             self._stepping = True
                             break
                         if sequence.live:
                             self._changed.wait(UNATTENDED_SECONDS)
                 try:
-                    self._step(*chosen)
+                    self._steps.take(*chosen)
                 finally:
                     with self._changed:
                         self._stepping = False
@@ -186,12 +197,13 @@ class Engine:
         self._uses += 1
         slot.used = self._uses
         try:
-            self._fit(sequence, slot, self._cuts_of(sequence, slot))
+            self._steps.fit(sequence, slot, self._cuts_of(sequence, slot))
         except OnhandError as error:
             sequence.error = error
             return True
         sequence.slot = slot
-        sequence.cached_tokens = slot.length
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = slot.length
         return True
 
     def _cuts_of(self, sequence: Sequence, slot: Slot) -> Cuts:
@@ -204,118 +216,79 @@ class Engine:
             cuts = self.window.make_room(sequence.prompt, len(sequence.ids), cuts)
         return cuts
 
-    def _fit(self, sequence: Sequence, slot: Slot, cuts: Cuts) -> None:
-        """Bring the slot in line with what is to be cut."""
-        if self.cache.overflow == "recompute":
-            slot.cut_back(slot.cuts.first_difference(cuts, len(slot.ids)))
-        slot.evict(cuts)
-        if cuts != sequence.cuts:
-            sequence.report_cuts(cuts)
+    def save(self, ids: Ids[int], path: Path, model: str = "") -> None:
+        """Write to a file what a slot holds of these ids, for `load`. model: the sha256 of the weights.
 
-    def _step(self, decoding: list[Sequence], reading: Sequence | None) -> None:
-        """One run for those that decode, one for a chunk of a prompt."""
-        self._steps += 1
-        if decoding:
-            self._decode(decoding)
-        if reading is not None:
-            reading.last_step = self._steps
-            self._read(reading, self._chunk_tokens)
+        Waits for the step in progress; other replies wait meanwhile. Raises StorageError, CacheFileError when no slot
+        holds anything of them, BackendError; then there is no new file, and what was there before stays.
+        """
 
-    def _decode(self, sequences: list[Sequence]) -> None:
-        ready = [sequence for sequence in sequences if self._has_room(sequence)]
-        if not ready:
-            return
-        started = time.perf_counter()
-        guess = self._guess(ready[0]) if len(ready) == 1 else None  # rows of other replies pay better than guesses
-        guesses = guess.tokens if guess else ()
-        chunks = [
-            Chunk(slot=s.slot.number, tokens=[s.ids[-1], *guesses], rows="all") for s in ready if s.slot is not None
-        ]
-        running = time.perf_counter()
-        logits = self._forward(chunks, ready)
-        if logits is None:
-            return
-        self._speculation.took(len(logits), time.perf_counter() - running)
-        for row, sequence in enumerate(ready):
-            self._take(sequence, sequence.ids[-1:])
-            self._feed(sequence, logits[row : row + 1 + len(guesses)], guess)
-        for sequence in ready:
-            sequence.decode_seconds += time.perf_counter() - started
+        def write(part: Path) -> None:
+            with self._between_steps():
+                slot = fullest(self.slots, ids)
+                index = slot.known(ids)
+                cuts = slot.cuts.until(index)
+                if index == cuts.total:
+                    raise CacheFileError(path, "not held", "the model holds nothing of this conversation")
+                write_kv(
+                    part,
+                    self._cache_key(model),
+                    self.runtime.spec,
+                    slot.ids[:index],
+                    cuts,
+                    self.runtime.export(slot.number),
+                )
 
-    def _guess(self, sequence: Sequence) -> Guess | None:
-        """What may come next, if verifying it promises more tokens per second."""
-        if sequence.options.speculate is False or sequence.slot is None:
-            return None
-        most = min(MAX_GUESSES, sequence.tokens_left - 1, self.window.tokens - sequence.slot.length - 1)
-        guess = sequence.guesser.guess(sequence.ids, most) if most > 0 else None
-        return self._speculation.worth(guess) if guess and not sequence.options.speculate else guess
-
-    def _has_room(self, sequence: Sequence) -> bool:
-        """Whether the reply's next token can be read now: its window slides if it must."""
-        slot = sequence.slot
-        assert slot is not None
-        if slot.length < self.window.tokens:
-            return True
         try:
-            self._fit(sequence, slot, self.window.make_room(sequence.prompt, len(slot.ids), sequence.cuts))
-        except ContextOverflowError:
-            sequence.end("length")  # all that could make room is pinned
-        except OnhandError as error:
-            sequence.error = error
-        return sequence.live and sequence.unread_tokens == 1
+            write_whole(path, write)
+        except OSError as error:
+            if isinstance(error, OnhandError):
+                raise
+            raise StorageError(f"the cache cannot be written to {path}: {error.strerror or error}") from error
 
-    def _read(self, sequence: Sequence, most: int) -> None:
-        """Read the next chunk of what the slot lacks; choose a token if that was the last."""
-        slot, ids = sequence.slot, sequence.ids
-        assert slot is not None
-        start = sequence.cuts.end_of_cut_at(len(slot.ids))
-        slot.append(ids[len(slot.ids) : start], sequence.cuts)
-        end = min(start + most, sequence.cuts.start_of_cut_after(start, len(ids)))
-        last = end == len(ids)
-        started = time.perf_counter()
-        chunk = Chunk(slot=slot.number, tokens=ids[start:end], rows="last" if last else "none")
-        logits = self._forward([chunk], [sequence])
-        if logits is None:
-            return
-        self._take(sequence, ids[start:end])
-        sequence.prefill_seconds += time.perf_counter() - started
-        if last:
-            self._feed(sequence, logits)
-        else:
-            sequence.report_prefill(end, len(ids))
+    def load(self, path: Path, model: str = "") -> int:
+        """Hold again what `save` wrote, for the next prompt that begins with these ids; how many tokens that spares.
 
-    def _forward(self, chunks: list[Chunk], sequences: list[Sequence]) -> Logits | None:
-        """Run the model; None when it failed, which ends these replies and no other."""
-        slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
+        Takes a slot that no reply uses, what was unused longest first. Raises CacheFileError, BackendError.
+        """
+        key = self._cache_key(model)
+        with read_kv(path, key, self.runtime.spec, self.window.tokens) as file, self._between_steps():
+            slot = next((slot for slot in self.slots if slot.holds(file.ids, file.cuts)), None)
+            if slot is None:
+                taken = {sequence.slot.number for sequence in self._sequences if sequence.slot is not None}
+                free = {slot.number for slot in self.slots} - taken
+                if not free:
+                    raise CacheFileError(path, "busy", "replies in progress use every slot")
+                slot = unused_longest(self.slots, free)
+                slot.restore(file.ids, file.cuts, file.layers)
+            self._uses += 1
+            slot.used = self._uses
+            return file.tokens
+
+    def _cache_key(self, model: str) -> bytes:
+        return cache_key(model, self.tokenizer, self.runtime.spec, self.window.tokens, self.cache.overflow)
+
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """The runtime and the slots to oneself: from the end of the step in progress on, before the next begins."""
+        with self._changed:
+            self._claims += 1
+            try:
+                while self._stepping:
+                    self._changed.wait()
+                self._stepping = True
+            finally:
+                self._claims -= 1
         try:
-            return forward(self.runtime, chunks, slots)
-        except OnhandError as error:
-            for sequence in sequences:
-                sequence.error = error
-            return None
-
-    def _take(self, sequence: Sequence, ids: Ids[int]) -> None:
-        assert sequence.slot is not None
-        sequence.slot.append(ids, sequence.cuts)
-
-    def _feed(self, sequence: Sequence, logits: Logits, guess: Guess | None = None) -> None:
-        """Choose tokens from the rows; keep what the model read of the right guesses, forget the wrong ones."""
-        slot, right = sequence.slot, 0
-        assert slot is not None
-        try:
-            right = sequence.feed(logits, guess.tokens if guess else ())
-        except OnhandError as error:
-            sequence.error = error
-        if guess:
-            self.runtime.truncate(slot.number, slot.length + right)
-            slot.append(guess.tokens[:right], sequence.cuts)
-            self._speculation.verified(guess, right)
-        if sequence.error is not None:
-            slot.cut_back(0)  # numbers that are none would spoil every later reply
+            yield
+        finally:
+            with self._changed:
+                self._stepping = False
+                self._changed.notify_all()
 
 
-def _guessers(draft: DecoderRuntime | None, speculation: Speculation) -> Callable[[], Guesser]:
+def _guessers(draft: DecoderRuntime | None, speculation: Speculation, vocab_size: int) -> Callable[[], Guesser]:
     if draft is None:
         return PromptLookup
-    model = DraftModel(draft, speculation)
+    model = DraftModel(draft, speculation, vocab_size)
     return lambda: LookupThenDraft(model)

@@ -42,7 +42,7 @@ class Sequence:
         self.events: deque[Event] = deque()
         self.error: BaseException | None = None
         self.ended = False
-        self.cached_tokens = 0
+        self.cached_tokens: int | None = None  # of its prompt, when it got its first slot
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
         self.readers = 0  # threads that wait for an event of this sequence
@@ -131,7 +131,7 @@ class Sequence:
         usage = Usage(
             prompt_tokens=len(self.prompt.ids),
             completion_tokens=self.generated,
-            cached_tokens=self.cached_tokens,
+            cached_tokens=self.cached_tokens or 0,
             evicted_tokens=self._evicted_tokens,
             guessed_tokens=self._guessed_tokens,
             prefill_seconds=self.prefill_seconds,
@@ -148,10 +148,9 @@ class Sequence:
         self.events.append(DoneEvent(reply))
 
     def report_prefill(self, done_tokens: int, total_tokens: int) -> None:
-        """Tell how much of the prompt is read; a reader who is behind gets the latest only."""
-        if self.events and isinstance(self.events[-1], PrefillEvent):
-            self.events.pop()
-        self.events.append(PrefillEvent(done_tokens, total_tokens))
+        """Tell how much of the prompt is read, unless its reader is behind with what he was told before."""
+        if not self.events:
+            self.events.append(PrefillEvent(done_tokens, total_tokens))
 
     def report_cuts(self, cuts: Cuts) -> None:
         """Take over new cuts, and tell which messages are now out of the model's sight."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from onhand.backends import Chunk, DecoderRuntime, Logits
+from onhand.backends import Chunk, DecoderRuntime, LayerKv, Logits
 from onhand.decoding.cuts import Cuts
 
 WORTH_COPYING_TOKENS = 32
@@ -32,7 +32,15 @@ class Slot:
 
     def shared(self, ids: Sequence[int]) -> int:
         """The index up to which these ids can go on from what the slot holds. The last id is always read anew."""
-        return self.cuts.start_of_cut_around(_common(self.ids, ids[:-1]))
+        return self.known(ids[:-1])
+
+    def known(self, ids: Sequence[int]) -> int:
+        """The index up to which the slot holds these ids."""
+        return self.cuts.start_of_cut_around(_common(self.ids, ids))
+
+    def holds(self, ids: list[int], cuts: Cuts) -> bool:
+        """Whether the slot begins with these ids, and with nothing else of them cut."""
+        return self.ids[: len(ids)] == ids and self.cuts.until(len(ids)) == cuts
 
     def cut_back(self, index: int) -> None:
         """Forget everything from that index on."""
@@ -40,11 +48,24 @@ class Slot:
         del self.ids[index:]
         self.cuts = self.cuts.until(index)
 
+    def clear(self) -> None:
+        """Hold nothing."""
+        self.ids.clear()
+        self.cuts = Cuts()
+        self.runtime.truncate(self.number, 0)
+
     def take(self, other: Slot, index: int) -> None:
         """Hold what the other slot holds up to that index, and nothing else."""
+        self.clear()  # an interrupt in the middle of the copy must leave nothing that looks whole
         self.runtime.copy(other.number, self.number, other.cuts.place(index))
         self.ids = other.ids[:index]
         self.cuts = other.cuts.until(index)
+
+    def restore(self, ids: Sequence[int], cuts: Cuts, layers: Iterable[LayerKv]) -> None:
+        """Hold these ids, whose keys and values the layers are, and nothing else; nothing at all if that fails."""
+        self.cut_back(0)
+        self.runtime.restore(self.number, layers, len(ids) - cuts.total)
+        self.ids, self.cuts = list(ids), cuts
 
     def append(self, ids: Sequence[int], cuts: Cuts) -> None:
         """Take in ids that the runtime has just read, with the holes between them."""
@@ -53,9 +74,13 @@ class Slot:
 
     def evict(self, cuts: Cuts) -> None:
         """Drop what these cuts, which contain the slot's own, leave out. What stays moves up: the window slides."""
-        for start, end in reversed(cuts.until(len(self.ids)).spans):
-            if count := self.cuts.count(start, end):
-                self.runtime.evict(self.number, self.cuts.place(start), count)
+        try:
+            for start, end in reversed(cuts.until(len(self.ids)).spans):
+                if count := self.cuts.count(start, end):
+                    self.runtime.evict(self.number, self.cuts.place(start), count)
+        except BaseException:  # interrupted, it may have moved some layers and not the others
+            self.clear()
+            raise
         self.cuts = cuts.until(len(self.ids))
 
     def recover(self) -> None:
@@ -68,6 +93,9 @@ class Slot:
 
 def forward(runtime: DecoderRuntime, chunks: Sequence[Chunk], slots: Sequence[Slot]) -> Logits:
     """One run of the runtime; if it fails, the slots hold what they held before."""
+    for slot in slots:
+        if runtime.length(slot.number) != slot.length:  # an interrupt came between a run and taking note of it
+            slot.recover()
     try:
         return runtime.forward(chunks)
     except BaseException:
@@ -86,7 +114,7 @@ def choose(slots: Sequence[Slot], free: Collection[int], ids: Sequence[int]) -> 
     best = max(slots, key=lambda slot: (slot.cuts.place(slot.shared(ids)), slot.number in free))
     index = best.shared(ids)
     shared = best.cuts.place(index)
-    oldest = min((slot for slot in slots if slot.number in free), key=lambda slot: (slot.length > 0, slot.used))
+    oldest = unused_longest(slots, free)
     if best.number in free and best.length - shared <= oldest.length:
         best.cut_back(index)
         return best
@@ -95,6 +123,16 @@ def choose(slots: Sequence[Slot], free: Collection[int], ids: Sequence[int]) -> 
     else:
         oldest.cut_back(oldest.shared(ids))
     return oldest
+
+
+def fullest(slots: Sequence[Slot], ids: Sequence[int]) -> Slot:
+    """The slot that holds most of these ids, from the first on."""
+    return max(slots, key=lambda slot: slot.cuts.place(slot.known(ids)))
+
+
+def unused_longest(slots: Sequence[Slot], free: Collection[int]) -> Slot:
+    """An empty slot, or the one that was unused longest. free: numbers, at least one."""
+    return min((slot for slot in slots if slot.number in free), key=lambda slot: (slot.length > 0, slot.used))
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

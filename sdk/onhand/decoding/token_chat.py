@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
+from pathlib import Path
 
 from onhand.decoding.engine import Engine
 from onhand.decoding.window import Prompt, Turn
@@ -15,18 +16,34 @@ from onhand.types import Event, Message
 
 
 class TokenChat:
-    """A ChatRuntime over an engine. encoder: None, with the reason, for a model that has no usable template."""
+    """A ChatRuntime over an engine. encoder: None, with the reason, for a model that has no usable template.
 
-    def __init__(self, engine: Engine, encoder: PromptEncoder | None, no_template: str = "") -> None:
+    model: the sha256 of the weights, by which cache files are known.
+    """
+
+    def __init__(self, engine: Engine, encoder: PromptEncoder | None, no_template: str = "", model: str = "") -> None:
         self.engine = engine
         self.encoder = encoder
         self._no_template = no_template
+        self._model = model
 
     def stream(self, messages: Sequence[Message], options: GenerationOptions) -> Generator[Event, None, None]:
         """Stream the reply to the messages. Raises TemplateError and what `Engine.stream` raises."""
         if self.encoder is None:
             raise TemplateError(self._no_template)
         yield from self.engine.stream(self._prompt(self.encoder, messages, options), options)
+
+    def save_cache(self, messages: Sequence[Message], path: Path) -> None:
+        """Write what the model holds of a conversation to a file. Raises TemplateError, and as `Engine.save`."""
+        if self.encoder is None:
+            raise TemplateError(self._no_template)
+        answered = any(message.role == "assistant" for message in messages)
+        ids = self.encoder.encode(messages, add_generation_prompt=False) if answered else []
+        self.engine.save(ids, path, self._model)
+
+    def load_cache(self, path: Path) -> int:
+        """Hold again what was saved of a conversation, for its next turn. Raises as `Engine.load`."""
+        return self.engine.load(path, self._model)
 
     def close(self) -> None:
         """Give back memory and threads."""

@@ -126,6 +126,11 @@ class Tokenizer:
         self._check(token)
         return bool(self._hidden[token])
 
+    def speaks_like(self, other: Tokenizer) -> bool:
+        """Whether both give every id the same meaning; what their templates write may differ."""
+        same_pieces = self._pieces == other._pieces and np.array_equal(self._ends, other._ends)
+        return same_pieces and np.array_equal(self._hidden, other._hidden) and self.end_ids == other.end_ids
+
     def save(self, path: Path) -> None:
         """Write it to one file, from which `load` is quick. Raises StorageError; no half-written file stays."""
 
