@@ -64,9 +64,8 @@ class CpuRuntime:
     ) -> None:
         self.spec = spec
         numbers = spec.kv_values_per_token
-        size = (
-            numbers * 4 if scales is None else numbers + -(-numbers * 4 // (slots * context_tokens))
-        )  # and its scales
+        scale_bytes = -(-numbers * 4 // (slots * context_tokens))  # a token's share of them
+        size = numbers * 4 if scales is None else numbers + scale_bytes
         self.cache = CacheShape(slots=slots, tokens=context_tokens, bytes_per_token=size)
         self._session: ort.InferenceSession | None = _session(model, threads)
         capacity = context_tokens + SPARE_PLACES
@@ -83,6 +82,8 @@ class CpuRuntime:
                     self._tables[f"{name}.{i}"] = ort.OrtValue.ortvalue_from_numpy(layer.ravel())
         self._views: dict[tuple[int, int], dict[str, ort.OrtValue]] = {}
         self._bindings: dict[tuple[int, int, int, int], _Binding] = {}
+        # Shared by all bindings: logits are valid until the next call, and memory is given as rows are written.
+        self._logits = np.empty((SHORT_CHUNK_TOKENS * slots, spec.vocab_size), np.float32)
 
     def forward(self, batch: Batch) -> Logits:
         """Append tokens; give logits. See `DecoderRuntime.forward`."""
@@ -189,7 +190,9 @@ class CpuRuntime:
             return self._bindings[key]
         assert self._session is not None
         least = 2 if self._float_cache else 1  # see onhand_cpu.decoder
-        binding = _Binding(self._session, first, (slots, tokens), rows, self.spec.vocab_size, least)
+        shared = rows <= len(self._logits)
+        logits = self._logits[:rows] if shared else np.empty((rows, self.spec.vocab_size), np.float32)
+        binding = _Binding(self._session, first, (slots, tokens), logits, least)
         for name, value in self._tables.items():
             binding.io.bind_ortvalue_input(name, value)
         for name, value in self._kv_views(first, slots).items():
@@ -211,7 +214,7 @@ class _Binding:
     """The buffers of one shape of run."""
 
     def __init__(
-        self, session: ort.InferenceSession, first: int, shape: tuple[int, int], rows: int, vocab_size: int, least: int
+        self, session: ort.InferenceSession, first: int, shape: tuple[int, int], logits: Logits, least: int
     ) -> None:
         """first: the first slot. shape: slots and tokens. least: how many queries attend for a lone token."""
         self.io = session.io_binding()
@@ -221,13 +224,13 @@ class _Binding:
         self.ids = np.zeros((slots, tokens), np.int64)
         self._least = least
         self.positions = np.zeros((slots, attended), np.int64)
-        self.rows = np.zeros(rows, np.int64)
+        self.rows = np.zeros(len(logits), np.int64)
         self.attended_rows = np.minimum(np.arange(attended), tokens - 1).astype(np.int64)
         self.kept_rows = np.arange(tokens, dtype=np.int64)
         self.new_tokens = np.zeros(slots, np.int32)
         self.last_place = np.zeros(slots, np.int32)
         self.total_length = np.zeros(1, np.int32)
-        self.logits = np.empty((rows, vocab_size), np.float32)
+        self.logits = logits
         for name, buffer in vars(self).items():
             if isinstance(buffer, np.ndarray) and name != "logits":
                 self.io.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(buffer))
