@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from onhand.formats.gguf import GgufFile
 from onhand.formats.gguf_spec import read_spec
@@ -55,9 +56,9 @@ class _Layout:
         last_axis = g.constant("last_axis", np.array([-1], np.int64))
         one = g.constant("one", np.array([1], np.int64))
         places = g.node("Sub", [g.node("ReduceSum", ["attention_mask", last_axis], keepdims=0), one])
-        g.node("Cast", [places], ["last_place"], to=6)
+        g.node("Cast", [places], ["last_place"], to=onnx.TensorProto.INT32)
         total = g.node("Gather", [g.node("Shape", ["attention_mask"]), g.constant("first", np.array(1, np.int64))])
-        g.node("Cast", [total], ["total_length"], to=6)
+        g.node("Cast", [total], ["total_length"], to=onnx.TensorProto.INT32)
         embedding = self.weights.store(["token_embd.weight"])
         residual = self.weights.gather("input_ids", embedding)
         norm = self.weights.vector("blk.0.attn_norm.weight")

@@ -51,7 +51,7 @@ def onhand_runtime(name: str, context: int = 1024) -> CpuRuntime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A model and what is asked of it. read_bytes: what an engine reads for a token, where that is known."""
+    """A model and what is asked of it: so many steps behind a prompt of `context` tokens."""
 
     package: ModelPackage
     context: int
@@ -175,6 +175,7 @@ def rounds_of(engines: Mapping[str, Engine], request: dict[str, object], rounds:
     """Every engine once a round, after one round that does not count."""
     results = Results({name: [] for name in engines}, {}, [])
     for number in range(rounds + 1):
+        print(f"{request['do']}: round {number} of {rounds}", file=sys.stderr, flush=True)
         if number and reader is not None:
             results.seconds_a_byte.append(reader())
         for name, engine in engines.items():

@@ -15,7 +15,7 @@ F32 = npt.NDArray[np.float32]
 
 LARGEST = 127
 
-KEY_HEADROOM, VALUE_HEADROOM = 1.5, 2.0
+KEY_HEADROOM, VALUE_HEADROOM = 2.0, 2.0
 """How much larger than in calibration a number may be before it is clipped: docs/adr/0006 has what each costs."""
 
 QUIETEST = 1 / 64
