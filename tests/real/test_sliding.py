@@ -1,6 +1,6 @@
 """What a window that slides costs a real model: little in quality, nothing in memory.
 
-`bench/sliding.py` and `bench/endless.py` do the same at full length.
+Over 512 tokens the costs have a standard error of one percent: this sees what is broken, and `bench/sliding.py` measures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.sliding import Losses, UnrotatedRuntime, endless_runtime, excess, r
 
 pytestmark = pytest.mark.real_model
 
-WINDOW, TOKENS = 512, 1536
+WINDOW, TOKENS = 512, 1024
 
 DEFAULT = CacheOptions()
 FEW_SINKS = CacheOptions(sinks=4, evict_tokens=WINDOW // 4)
@@ -54,13 +54,13 @@ def test_four_sinks_and_large_blocks_cost_less_than_three_percent() -> None:
     assert cost("smollm2", FEW_SINKS) <= 0.03
 
 
+def test_without_sinks_it_would_cost_a_quarter_more() -> None:
+    assert cost("smollm2", NO_SINKS) >= 0.25
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_without_sinks_it_would_cost_much_more(name: str) -> None:
-    assert cost(name, NO_SINKS) >= 0.25
-
-
-def test_without_rotating_what_moves_it_would_cost_twice_the_perplexity() -> None:
-    assert cost("smollm2", DEFAULT, UnrotatedRuntime) >= 1
+def test_without_rotating_what_moves_perplexity_would_double(name: str) -> None:
+    assert cost(name, DEFAULT, UnrotatedRuntime) >= 1
 
 
 def test_a_text_without_an_end_takes_no_more_memory() -> None:

@@ -32,7 +32,7 @@ from onhand.types import Progress
 if TYPE_CHECKING:
     import onnx
 
-ARTIFACT_FORMAT = 5
+ARTIFACT_FORMAT = 6
 """Raise it with every change of the graph or of how weights are carried over."""
 
 MANIFEST = "manifest.json"
