@@ -1,6 +1,6 @@
-"""Where a decode step spends its time, by operator and by matrix; and what the loop around the graph adds.
+"""Where a step spends its time, by operator and by matrix; and what the loop around the graph adds.
 
-python bench/operators.py [--model llama-3b] [--context 512] [--steps 24]
+python bench/operators.py [--model llama-3b] [--context 512] [--tokens 1] [--steps 24]
 
 The graph runs under ONNX Runtime's profiler, bound once as `CpuRuntime` binds it; the times of the operators are means
 a step. The loop is measured without the profiler: the graph alone, and the product's own loop.
@@ -30,8 +30,6 @@ from onhand_cpu import CpuRuntime
 from onhand_cpu.artifact import artifact_folder
 from support.real import MODELS, real_package
 
-THREADS = 2
-
 
 class Profiled(CpuRuntime):
     """A runtime whose session is profiled."""
@@ -41,7 +39,7 @@ class Profiled(CpuRuntime):
         return Path(self._session.end_profiling())
 
 
-def runtime(package: ModelPackage, context: int, prefix: Path | None) -> Profiled:
+def runtime(package: ModelPackage, context: int, threads: int, prefix: Path | None) -> Profiled:
     """A runtime, profiled where there is a prefix for the profile's file."""
     with GgufFile.open(package.weights) as file:
         spec = read_spec(file)
@@ -50,21 +48,22 @@ def runtime(package: ModelPackage, context: int, prefix: Path | None) -> Profile
         options.enable_profiling, options.profile_file_prefix = True, str(prefix)
     with mock.patch.object(ort, "SessionOptions", return_value=options):
         graph = artifact_folder(package) / "decoder.onnx"
-        return Profiled(spec, graph, threads=THREADS, context_tokens=context)
+        return Profiled(spec, graph, threads=threads, context_tokens=context)
 
 
-def step(engine: CpuRuntime, context: int) -> None:
+def step(engine: CpuRuntime, context: int, tokens: int) -> None:
     engine.truncate(0, context)
-    engine.forward([Chunk(slot=0, tokens=[7], rows="all")])
+    engine.forward([Chunk(slot=0, tokens=[7] * tokens)])
 
 
-def by_operator(package: ModelPackage, context: int, steps: int) -> None:
+def by_operator(package: ModelPackage, context: int, tokens: int, steps: int, threads: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        engine = runtime(package, context + 8, Path(folder) / "profile")
+        engine = runtime(package, context + tokens, threads, Path(folder) / "profile")
         prompt = [int(token) for token in np.random.default_rng(0).integers(0, 200, context)]
-        engine.forward([Chunk(slot=0, tokens=prompt, rows="none")])
+        if context:
+            engine.forward([Chunk(slot=0, tokens=prompt, rows="none")])
         for _ in range(steps):
-            step(engine, context)
+            step(engine, context, tokens)
         events = json.loads(engine.profile().read_text())
         engine.close()
     runs = [event for event in events if event["name"] == "model_run"][-steps:]
@@ -89,17 +88,16 @@ def by_operator(package: ModelPackage, context: int, steps: int) -> None:
     print(f"| a run | {total / steps / 1e3:.3f} | | |")
 
 
-def loop(package: ModelPackage, context: int, steps: int) -> None:
-    engine = runtime(package, context + 8, None)
-    engine.forward([Chunk(slot=0, tokens=[7] * context, rows="none")])
+def loop(package: ModelPackage, context: int, tokens: int, steps: int, threads: int) -> None:
+    engine = runtime(package, context + tokens, threads, None)
+    if context:
+        engine.forward([Chunk(slot=0, tokens=[7] * context, rows="none")])
     session = engine._session
     assert session is not None
-    step(engine, context)
-    (binding,) = [binding for key, binding in engine._bindings.items() if key[2] == 1]
-    runs = {
-        "graph": lambda: timed(lambda: session.run_with_iobinding(binding.io)),
-        "forward": lambda: timed(lambda: step(engine, context)),
-    }
+    step(engine, context, tokens)
+    runs = {"forward": lambda: timed(lambda: step(engine, context, tokens))}
+    if bindings := [binding for key, binding in engine._bindings.items() if key[2] == tokens]:
+        runs["graph alone"] = lambda: timed(lambda: session.run_with_iobinding(bindings[0].io))
     for name, seconds in interleaved(runs, steps).items():
         print(f"{name}: {statistics.median(seconds) * 1e3:.3f} ms")
     engine.close()
@@ -109,16 +107,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=(*MODELS, *SHAPES), default="llama-3b")
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=1, help="new tokens of a step")
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--matrices", choices=get_args(Matrices), default="q4_0", help="of the random models")
     parser.add_argument("--embedding", choices=get_args(Embedding), default="q6_k", help="of the random models")
     arguments = parser.parse_args()
     name = arguments.model
     package = real_package(name) if name in MODELS else shape_package(name, arguments.matrices, arguments.embedding)
-    print(f"{machine()}; {package.name}, {THREADS} threads, {arguments.context} tokens in the cache\n", flush=True)
-    by_operator(package, arguments.context, arguments.steps)
+    print(
+        f"{machine()}; {package.name}, {arguments.threads} threads, {arguments.tokens} behind {arguments.context}\n",
+        flush=True,
+    )
+    what = arguments.context, arguments.tokens, arguments.steps, arguments.threads
+    by_operator(package, *what)
     print()
-    loop(package, arguments.context, arguments.steps)
+    loop(package, *what)
     print(machine())
 
 

@@ -1,6 +1,6 @@
 """What a window that slides costs a real model: little in quality, nothing in memory.
 
-Over 512 tokens the costs have a standard error of one percent: this sees what is broken, and `bench/sliding.py` measures.
+Over 512 tokens the costs have a standard error of one percent: this sees what is broken; `bench/sliding.py` measures.
 """
 
 from __future__ import annotations
