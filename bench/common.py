@@ -8,12 +8,15 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # the models and the reference are the tests'
+
+Key = TypeVar("Key", bound=Hashable)
 
 Run = Callable[[], float]
 """Runs once and says how long it took, in seconds."""
@@ -21,11 +24,11 @@ Run = Callable[[], float]
 READ_BYTES = 1 << 29  # by each thread at a time; more than caches hold
 
 
-def interleaved(engines: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
+def interleaved(engines: Mapping[Key, Run], rounds: int) -> dict[Key, list[float]]:
     """Run every engine once a round, so that a machine that slows down slows all of them; seconds by engine."""
     for engine in engines.values():
         engine()
-    results: dict[str, list[float]] = {name: [] for name in engines}
+    results: dict[Key, list[float]] = {name: [] for name in engines}
     for _ in range(rounds):
         for name, engine in engines.items():
             results[name].append(engine())

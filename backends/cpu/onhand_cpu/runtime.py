@@ -20,6 +20,8 @@ from onhand.runtime_checks import (
     check_truncation,
     checked_layers,
 )
+from onhand_cpu import denormals
+from onhand_cpu.denormals import no_denormals
 from onhand_cpu.kv_cache import KvCache
 from onhand_cpu.kv_scales import KvScales
 
@@ -176,7 +178,8 @@ class CpuRuntime:
         binding = self._binding(first, slots, width, max(wanted, 1))  # not every operator takes no rows at all
         binding.fill(group, self._kv.lengths)
         try:
-            self._session.run_with_iobinding(binding.io)
+            with no_denormals():
+                self._session.run_with_iobinding(binding.io)
         except _ORT_ERRORS as error:
             raise BackendError("cpu", f"ONNX Runtime failed: {error}") from error
         for chunk in group:
@@ -271,8 +274,11 @@ def _session(model: Path, threads: int) -> ort.InferenceSession:
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 4  # what goes wrong comes as an exception
     options.add_session_config_entry("session.force_spinning_stop", "1")  # threads spin within a run, never between
+    if denormals.SUPPORTED:
+        options.add_session_config_entry("session.set_denormal_as_zero", "1")
     try:
-        return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        with no_denormals():  # the first session of a process changes the mode of the thread that makes it, for good
+            return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except _ORT_ERRORS as error:
         raise BackendError(
             "cpu", f"{model} cannot be loaded: {error}; remove its folder to have it compiled again"
