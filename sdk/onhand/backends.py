@@ -32,11 +32,16 @@ Logits = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """What a runtime's KV cache holds: conversations (slots), tokens in each, bytes of KV per token and slot."""
+    """What a runtime's KV cache holds: conversations (slots), tokens in each, bytes of KV per token and slot.
+
+    slides: whether `evict` works. Where an architecture or a device keeps keys that cannot be moved, windows that are
+    full are recomputed or refused.
+    """
 
     slots: int
     tokens: int
     bytes_per_token: int
+    slides: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,8 @@ class DecoderRuntime(Protocol):
         """Take `count` tokens out of a slot, from place `first` on; those behind move up and count as that much nearer.
 
         Keys and values of what stays are not computed anew: they still know of what was evicted. Keys are rotated to
-        their new places, each layer by its own RoPE (after StreamingLLM, Xiao et al. 2024). Raises OptionError.
+        their new places, each layer by its own RoPE (after StreamingLLM, Xiao et al. 2024). Raises OptionError. Never
+        called where cache.slides is false.
         """
 
     def copy(self, source: int, target: int, length: int) -> None:

@@ -56,7 +56,7 @@ def total_memory() -> int | None:
 def give_back() -> None:
     """Hand memory that was freed, and that the C library keeps, back to the system, where the library can do that.
 
-    Reading Gemma 3's vocabulary of 262,144 tokens leaves 200 MB of it behind.
+    Reading Gemma 3's vocabulary of 262,144 tokens leaves 200 MB of it behind, closing a model of 3 GB 370 MB.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # only glibc has it

@@ -99,6 +99,7 @@ class Model:
     def close(self) -> None:
         """Give back memory and threads. Closing twice is allowed."""
         self._runtime.close()
+        give_back()
 
     def __enter__(self) -> Self:
         return self

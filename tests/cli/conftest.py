@@ -59,7 +59,7 @@ SCRIPT = """
             yield from reply([f"after {text}"])
 
     @contextmanager
-    def opened(*_):
+    def opened(*_, **__):
         yield Model()
 
     flags.opened = opened

@@ -42,6 +42,7 @@ def test_json_has_every_measurement(model: str) -> None:
         "backend",
         "threads",
         "context_tokens",
+        "kv_bits",
         "rounds",
         "prompt_tokens",
         "completion_tokens",
@@ -78,9 +79,10 @@ def test_the_table_names_what_was_measured_and_goes_to_stdout_alone(model: str) 
     assert done.stderr == ""
 
 
-def test_threads_and_context_are_the_models(model: str) -> None:
-    found = json.loads(run(model, *SMALL, "--threads", "1", "--context", "64", "--json").stdout)
-    assert (found["threads"], found["context_tokens"]) == (1, 64)
+def test_threads_and_the_cache_are_the_models(model: str) -> None:
+    options = ["--threads", "1", "--context", "64", "--kv-bits", "8"]
+    found = json.loads(run(model, *SMALL, *options, "--json").stdout)
+    assert (found["threads"], found["context_tokens"], found["kv_bits"]) == (1, 64, 8)
 
 
 def test_one_token_tells_nothing_of_decoding(model: str) -> None:

@@ -35,7 +35,7 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_help_names_every_command(home: Path) -> None:
     shown = run("--help").stdout
-    for command in ("chat", "ask", "pull", "import", "list", "remove", "show", "doctor"):
+    for command in ("chat", "ask", "pull", "import", "list", "remove", "show", "doctor", "bench"):
         assert f"  {command} " in shown
     assert not home.exists()
 

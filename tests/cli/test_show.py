@@ -59,6 +59,15 @@ def test_the_plan_as_json_adds_up(model: str) -> None:
     assert facts["stored_bytes"] < plan["weights_bytes"] * 2
 
 
+def test_8_bits_take_a_quarter_of_the_cache(model: str) -> None:
+    floats, bits = (
+        json.loads(run("show", model, "--context", "1000", "--json", *more).stdout)["plan"]
+        for more in ([], ["--kv-bits", "8"])
+    )
+    assert bits["kv_bits"] == 8
+    assert bits["kv_bytes"] * 4 == floats["kv_bytes"]
+
+
 def test_a_window_that_the_model_was_not_trained_for_is_wrong_usage(model: str) -> None:
     assert run("show", model, "--context", str(CONTEXT + 1)).returncode == 2
 

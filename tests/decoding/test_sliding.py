@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from onhand.chat import Chat
 from onhand.decoding.engine import Engine
 from onhand.decoding.token_chat import TokenChat
 from onhand.decoding.window import Prompt
-from onhand.errors import ContextOverflowError
+from onhand.errors import ContextOverflowError, OptionError
 from onhand.formats.blocks import BlockType
 from onhand.formats.gguf import GgufFile
 from onhand.formats.gguf_spec import read_spec
@@ -27,7 +28,7 @@ from onhand_cpu import CpuRuntime
 from onhand_cpu.artifact import artifact_folder, compile_package
 from support.packages import tiny_package
 from support.reference import ReferenceDecoder
-from support.scripted import byte_tokenizer, reply_of, said
+from support.scripted import GREEDY, byte_tokenizer, over, reply_of, said
 from support.tiny import ARCHITECTURES, CHATML, END, VOCAB
 
 WINDOW = 48
@@ -208,6 +209,18 @@ def test_a_question_that_cannot_fit_is_refused_with_both_numbers_and_nothing_is_
     assert (caught.value.prompt_tokens, caught.value.context_tokens) == (120 + surplus, 120)
     assert len(chat.messages) == 1
     assert chat.ask("hi", GenerationOptions(temperature=0)).text == "x"
+
+
+def test_a_runtime_that_cannot_slide_says_so_and_recomputes() -> None:
+    """Nothing else takes the place of what was asked for."""
+    runtime = ScriptedRuntime(said("a" * 200), vocab_size=VOCAB, end_id=END, context_tokens=64)
+    runtime.cache = replace(runtime.cache, slides=False)
+    with pytest.raises(OptionError, match=r"it takes recompute or error: .* cannot slide"):
+        over(runtime, CacheOptions())
+    engine = over(runtime, CacheOptions(overflow="recompute"))
+    events = engine.stream([1] * 40, GREEDY)
+    reply = reply_of(event for event in events if not isinstance(event, EvictedEvent))
+    assert reply.text == "a" * 200
 
 
 def test_with_overflow_error_a_full_window_is_an_error() -> None:

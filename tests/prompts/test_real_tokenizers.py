@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from itertools import chain
 
 import pytest
 
+from onhand.chat import Chat
+from onhand.decoding.engine import Engine
+from onhand.decoding.token_chat import TokenChat
 from onhand.formats.tokenizer import Tokenizer
 from onhand.prompts.encode import PromptEncoder
 from onhand.prompts.template import ChatTemplate
+from onhand.testing import ScriptedRuntime
 from onhand.types import Message
 from support.corpora import corpus
+from support.scripted import GREEDY
 from support.vocabularies import KEY, byte_level_metadata, tokenizer, tokenizer_of
 
 FAMILIES = ("qwen3", "llama3_1", "gemma3", "smollm2", "mistral")
@@ -90,3 +96,23 @@ def test_what_a_user_types_forges_no_turn(name: str, attack: str) -> None:
     visible = attack.replace("\u200b", "").replace("\u200d", "")
     shown = ours.decode(encoder.encode(conversation(attack))).replace("\u200b", "").replace("\u200d", "")
     assert visible in shown
+
+
+def test_a_chat_that_thinks_reads_again_no_more_than_its_last_reply() -> None:
+    """BR-47, with Qwen3's own template, which takes the thoughts out of every earlier turn."""
+    ours, encoder = family("qwen3")
+    begin, end = (ours.scaffold_tokens[text] for text in ("<think>", "</think>"))
+    (stop, *_) = ours.end_ids
+    replies = [
+        [begin, *ours.encode("\nWell, let me see.\n"), end, *ours.encode(f"\n\nIt is number {turn}."), stop]
+        for turn in range(10)
+    ]
+    runtime = ScriptedRuntime(chain(*replies), vocab_size=ours.size, end_id=stop)
+    chat = Chat(TokenChat(Engine(runtime, ours), encoder), None, GREEDY)
+    for turn in range(10):
+        question = f"And what is number {turn}?"
+        reply = chat.ask(question)
+        assert reply.text.startswith("<think>")
+        read = reply.usage.prompt_tokens - reply.usage.cached_tokens
+        last = len(replies[turn - 1]) if turn else 0
+        assert read <= last + len(encoder.encode([Message("user", question)])) + 4, turn

@@ -17,7 +17,7 @@ from onhand.decoding.window import Prompt
 from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
 from onhand.prompts.encode import PromptEncoder
 from onhand.prompts.template import ChatTemplate
-from onhand.types import EvictedEvent, Message
+from onhand.types import Event, EvictedEvent, Message
 from onhand_cpu import CpuRuntime, backend
 from support.real import MODELS, prose_ids, real_package, real_tokenizer
 from support.scripted import reply_of
@@ -93,12 +93,31 @@ def test_a_window_that_slid_goes_on_speaking(name: str) -> None:
     runtime(name).truncate(0, 0)
     options = GenerationOptions(temperature=0.7, seed=2, max_tokens=2 * WINDOW, repetition_penalty=1.1)
     events = list(sliding.stream(Prompt(prose_ids(name, 100)), options))
-    reply = reply_of(event for event in events if not isinstance(event, EvictedEvent))
-    slid = sum(isinstance(event, EvictedEvent) for event in events)
+    reply = reply_of(event for event in events if not evicted(event))
+    slid = sum(map(evicted, events))
     assert slid >= 8 or reply.finish_reason == "stop"
     words = reply.text[-2000:].split()
     assert sum(word.strip(".,;:!?'\"()-").isalpha() for word in words) > 0.6 * len(words)
     assert "\ufffd" not in reply.text[-2000:]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_behind_a_window_that_slid_an_edited_prompt_is_answered_as_from_scratch(name: str) -> None:
+    """BR-02: what the slide moved is never taken for what the edited prompt begins with."""
+    prose = prose_ids(name, 400)
+    sliding = Engine(runtime(name), real_tokenizer(name), CacheOptions())
+    runtime(name).truncate(0, 0)
+    long = reply_of(e for e in sliding.stream(Prompt(prose[:200]), replace(GREEDY, max_tokens=120)) if not evicted(e))
+    assert long.usage.evicted_tokens > 0
+    for shared in (160, 60, 2):
+        edited = [*prose[:shared], *prose[300:340]]
+        warm = reply_of(sliding.stream(Prompt(edited), GREEDY))
+        assert 0 < warm.usage.cached_tokens <= shared
+        assert warm.text == reply_of(engine(name, threads=1).stream(Prompt(edited), GREEDY)).text
+
+
+def evicted(event: Event) -> bool:
+    return isinstance(event, EvictedEvent)
 
 
 def test_a_chat_reads_again_no_more_than_the_last_turn() -> None:

@@ -13,7 +13,7 @@ from onhand.cli.flags import DEFAULTS
 from onhand.cli.piped import read_stdin
 from onhand.cli.replies import joined, show_reply
 from onhand.library.catalog import DEFAULT_MODEL
-from onhand.options import GenerationOptions
+from onhand.options import CacheOptions, GenerationOptions
 
 
 def ask(
@@ -33,6 +33,9 @@ def ask(
     repetition_penalty: flags.RepetitionPenalty = DEFAULTS.repetition_penalty,
     threads: flags.Threads = None,
     context: flags.Context = None,
+    kv_bits: flags.KvBits = 32,
+    overflow: flags.Overflow = "slide",
+    draft: flags.Draft = None,
     oversize: flags.Oversize = False,
     raw: Annotated[bool, typer.Option("--raw", help="Continue TEXT as it stands, without a chat template.")] = False,
     stdin: Annotated[
@@ -59,7 +62,8 @@ def ask(
         repetition_penalty=repetition_penalty,
     )
     question = _question(text, stdin)
-    with flags.opened(model or DEFAULT_MODEL, threads, context, oversize) as opened:
+    cache = CacheOptions(context_tokens=context, kv_bits=kv_bits, overflow=overflow)
+    with flags.opened(model or DEFAULT_MODEL, cache, threads=threads, oversize=oversize, draft=draft) as opened:
         stream = opened.complete(question, options) if raw else opened.chat(system, options).stream(question)
         if json:
             say_json({"model": opened.name} | asdict(joined(stream)))

@@ -15,7 +15,7 @@ from onhand.cli.console import megabytes, progress_bars, say, say_json
 from onhand.cli.meters import energy_microjoules, joules_between, peak_memory_bytes, percentile
 from onhand.errors import OptionError
 from onhand.library.catalog import DEFAULT_MODEL
-from onhand.options import GenerationOptions
+from onhand.options import CacheOptions, GenerationOptions
 from onhand.types import DoneEvent, TextEvent
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class BenchFacts:
     backend: str
     threads: int | None
     context_tokens: int
+    kv_bits: int
     rounds: int
     prompt_tokens: int
     completion_tokens: int
@@ -80,6 +81,8 @@ def bench(
     rounds: Annotated[int, typer.Option(help="How often.")] = 5,
     threads: flags.Threads = None,
     context: flags.Context = None,
+    kv_bits: flags.KvBits = 32,
+    oversize: flags.Oversize = False,
     json: flags.Json = False,
 ) -> None:
     """Measure how fast a model is on this machine: greedy replies, one after the other, with no guessing ahead."""
@@ -87,13 +90,14 @@ def bench(
         if value < 1:
             raise OptionError(name, value, "a whole number from 1")
     started = time.perf_counter()
-    with flags.opened(model, threads, context) as opened:
+    cache = CacheOptions(context_tokens=context, kv_bits=kv_bits)
+    with flags.opened(model, cache, threads=threads, oversize=oversize) as opened:
         load_seconds = time.perf_counter() - started
         if prompt_tokens + tokens > opened.context_tokens:
             raise OptionError(
                 "prompt_tokens + tokens", prompt_tokens + tokens, f"at most {opened.context_tokens}, the context"
             )
-        facts = _facts(opened, _measure(opened, prompt_tokens, tokens, rounds), threads, load_seconds)
+        facts = _facts(opened, _measure(opened, prompt_tokens, tokens, rounds), threads, kv_bits, load_seconds)
     if json:
         say_json(asdict(facts))
     else:
@@ -142,7 +146,7 @@ def _ask(model: Model, prompt: str, tokens: int) -> _Round:
     )
 
 
-def _facts(model: Model, rounds: list[_Round], threads: int | None, load_seconds: float) -> BenchFacts:
+def _facts(model: Model, rounds: list[_Round], threads: int | None, kv_bits: int, load_seconds: float) -> BenchFacts:
     """The first token of a reply comes of its prompt, so decoding is what its other tokens took."""
     longer = [r for r in rounds if r.completion_tokens > 1]
     joules = [r.decode_joules / (r.completion_tokens - 1) for r in longer if r.decode_joules is not None]
@@ -152,6 +156,7 @@ def _facts(model: Model, rounds: list[_Round], threads: int | None, load_seconds
         backend=model.backend,
         threads=threads,
         context_tokens=model.context_tokens,
+        kv_bits=kv_bits,
         rounds=len(rounds),
         prompt_tokens=round(percentile((r.prompt_tokens for r in rounds), 50)),
         completion_tokens=round(percentile((r.completion_tokens for r in rounds), 50)),

@@ -15,7 +15,7 @@ from onhand.cli.flags import DEFAULTS
 from onhand.cli.replies import InterruptNotes, show_reply
 from onhand.errors import OnhandError, StorageError
 from onhand.library.catalog import DEFAULT_MODEL
-from onhand.options import GenerationOptions
+from onhand.options import CacheOptions, GenerationOptions
 
 if TYPE_CHECKING:
     from onhand.chat import Chat
@@ -35,6 +35,9 @@ def chat(
     repetition_penalty: flags.RepetitionPenalty = DEFAULTS.repetition_penalty,
     threads: flags.Threads = None,
     context: flags.Context = None,
+    kv_bits: flags.KvBits = 32,
+    overflow: flags.Overflow = "slide",
+    draft: flags.Draft = None,
     oversize: flags.Oversize = False,
 ) -> None:
     """Chat in the terminal. When stdin is piped, each of its lines is a question."""
@@ -47,7 +50,8 @@ def chat(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
     )
-    with flags.opened(model, threads, context, oversize) as opened:
+    cache = CacheOptions(context_tokens=context, kv_bits=kv_bits, overflow=overflow)
+    with flags.opened(model, cache, threads=threads, oversize=oversize, draft=draft) as opened:
         if sys.stdin.isatty() and sys.stdout.isatty():
             note(f"{opened.name} · {HELP}")
             _converse(lambda: opened.chat(system=system, options=options))

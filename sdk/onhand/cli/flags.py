@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from onhand.cli.console import progress_bars
 from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
+from onhand.options import Overflow as OverflowName
 
 if TYPE_CHECKING:
     from onhand.model import Model
@@ -28,18 +29,29 @@ Threads = Annotated[int | None, typer.Option(help="CPU threads.  [default: physi
 Context = Annotated[
     int | None, typer.Option(help="The window: tokens that the model sees at a time.  [default: the model's]")
 ]
+KvBits = Annotated[
+    Literal[8, 32],
+    typer.Option(help="Bits of each number that is kept of the window; 8 takes a quarter of its memory."),
+]
+Overflow = Annotated[
+    OverflowName, typer.Option(help="When the window is full: drop the oldest turns, read the rest anew, or refuse.")
+]
+Draft = Annotated[
+    str | None, typer.Option(metavar="MODEL", help="A smaller model of the same tokenizer that guesses ahead.")
+]
 Oversize = Annotated[bool, typer.Option("--oversize", help="Load the model even if it does not fit the free memory.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextmanager
-def opened(name_or_path: str, threads: int | None, context: int | None, oversize: bool = False) -> Iterator[Model]:
+def opened(
+    name_or_path: str, cache: CacheOptions, *, threads: int | None, oversize: bool, draft: str | None = None
+) -> Iterator[Model]:
     """A model, opened behind a progress bar, closed when the block ends."""
     from onhand.model import open as open_model  # not above: it takes numpy and the tokenizers
 
     device = DeviceOptions(threads=threads, oversize="load" if oversize else "refuse")
-    cache = CacheOptions(context_tokens=context)
     with progress_bars() as progress:
-        model = open_model(name_or_path, device=device, cache=cache, progress=progress)
+        model = open_model(name_or_path, draft=draft, device=device, cache=cache, progress=progress)
     with model:
         yield model

@@ -46,13 +46,14 @@ class ModelFacts:
 def show(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's name, or a GGUF file.")] = DEFAULT_MODEL,
     context: flags.Context = None,
+    kv_bits: flags.KvBits = 32,
     json: flags.Json = False,
 ) -> None:
     """Show a model's architecture, quantization and context, what it takes of memory, and whether that is there."""
     from onhand.formats.gguf import GgufFile  # here, so that `onhand --help` does not wait for numpy
     from onhand.formats.gguf_spec import read_spec
 
-    cache = CacheOptions(context_tokens=context)
+    cache = CacheOptions(context_tokens=context, kv_bits=kv_bits)
     path = Path(model)
     with GgufFile.open(path if path.suffix == ".gguf" else open_store().get(model).weights) as file:
         spec = read_spec(file)

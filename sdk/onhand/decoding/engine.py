@@ -52,6 +52,7 @@ class Engine:
 
     runtime, draft: closed with the engine. cache: sinks, block and what is done when a window is full.
     draft: a small model of the same tokenizer, which guesses. guesser: makes what guesses for one reply, in its stead.
+    Raises OptionError for a window that cannot slide as it is asked to.
     """
 
     def __init__(
@@ -68,6 +69,9 @@ class Engine:
         self.runtime = runtime
         self.tokenizer = tokenizer
         self.cache = cache or CacheOptions()
+        if self.cache.overflow == "slide" and not runtime.cache.slides:
+            cannot = f"recompute or error: the {runtime.spec.architecture} model's window cannot slide on this device"
+            raise OptionError("overflow", "slide", cannot)
         self.window = Window.of(self.cache, runtime.cache.tokens)
         self.slots = [Slot(runtime, number) for number in range(runtime.cache.slots)]
         self._changed = threading.Condition()
@@ -193,7 +197,8 @@ class Engine:
             assert loser.slot is not None
             free = {loser.slot.number}
             loser.slot = None
-        slot = choose(self.slots, free, sequence.ids)
+        whole = not sequence.cuts.total and len(sequence.ids) <= self.window.tokens
+        slot = choose(self.slots, free, sequence.ids, whole=whole)
         self._uses += 1
         slot.used = self._uses
         try:

@@ -30,9 +30,13 @@ class Slot:
         """How many tokens the runtime holds."""
         return len(self.ids) - self.cuts.total
 
-    def shared(self, ids: Sequence[int]) -> int:
-        """The index up to which these ids can go on from what the slot holds. The last id is always read anew."""
-        return self.known(ids[:-1])
+    def shared(self, ids: Sequence[int], *, whole: bool = False) -> int:
+        """The index up to which these ids can go on from what the slot holds. The last id is always read anew.
+
+        whole: nothing of them is to be cut, so not from behind a hole.
+        """
+        index = self.known(ids[:-1])
+        return min(index, self.cuts.start_of_cut_after(-1, index)) if whole else index
 
     def known(self, ids: Sequence[int]) -> int:
         """The index up to which the slot holds these ids."""
@@ -104,15 +108,16 @@ def forward(runtime: DecoderRuntime, chunks: Sequence[Chunk], slots: Sequence[Sl
         raise
 
 
-def choose(slots: Sequence[Slot], free: Collection[int], ids: Sequence[int]) -> Slot:
+def choose(slots: Sequence[Slot], free: Collection[int], ids: Sequence[int], *, whole: bool) -> Slot:
     """The free slot in which the ids go on, cut back to what it shares with them.
 
     A conversation that goes on stays where it is. Where ids branch off from what a slot holds, an edited question or
     another conversation with the same system prompt, the branch goes where fewer tokens are lost: here, or over what
-    was unused longest, to which the shared beginning is then copied. free: numbers, at least one.
+    was unused longest, to which the shared beginning is then copied. free: numbers, at least one. whole: whether all
+    of the ids are to be in sight, whatever the slots dropped of them when they were part of something longer.
     """
-    best = max(slots, key=lambda slot: (slot.cuts.place(slot.shared(ids)), slot.number in free))
-    index = best.shared(ids)
+    best = max(slots, key=lambda slot: (slot.cuts.place(slot.shared(ids, whole=whole)), slot.number in free))
+    index = best.shared(ids, whole=whole)
     shared = best.cuts.place(index)
     oldest = unused_longest(slots, free)
     if best.number in free and best.length - shared <= oldest.length:
@@ -121,7 +126,7 @@ def choose(slots: Sequence[Slot], free: Collection[int], ids: Sequence[int]) -> 
     if oldest is not best and shared >= WORTH_COPYING_TOKENS:
         oldest.take(best, index)
     else:
-        oldest.cut_back(oldest.shared(ids))
+        oldest.cut_back(oldest.shared(ids, whole=whole))
     return oldest
 
 
