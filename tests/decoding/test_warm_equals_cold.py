@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,6 +15,7 @@ from onhand.decoding.engine import Engine
 from onhand.decoding.window import Prompt
 from onhand.formats.package import ModelPackage
 from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
+from onhand.types import Event, EvictedEvent, Reply
 from onhand_cpu import CpuRuntime, backend
 from support.packages import tiny_package
 from support.scripted import byte_tokenizer, reply_of
@@ -21,6 +23,7 @@ from support.tiny import ARCHITECTURES, VOCAB
 
 CONTEXT = 120
 OPTIONS = GenerationOptions(temperature=0, max_tokens=10)
+OUTGROWS = GenerationOptions(temperature=0, max_tokens=40)
 
 Action = tuple[str, int, list[int]]
 texts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
@@ -69,6 +72,11 @@ def runtime(package: ModelPackage, slots: int) -> CpuRuntime:
     return load(package, CacheOptions(context_tokens=CONTEXT, slots=slots))
 
 
+def said(events: Iterable[Event]) -> Reply:
+    """The reply at the end of events, whatever was dropped on the way."""
+    return reply_of(event for event in events if not isinstance(event, EvictedEvent))
+
+
 @pytest.fixture(scope="module")
 def cold(package: ModelPackage) -> CpuRuntime:
     return runtime(package, 1)
@@ -100,6 +108,34 @@ def test_a_reply_is_that_of_a_fresh_session(cold: CpuRuntime, warm: Engine, scri
         found = reply_of(warm.stream(Prompt(ids), OPTIONS))
         assert found.text == expected.text
         assert found.usage.completion_tokens == expected.usage.completion_tokens
+
+
+@pytest.fixture(scope="module", params=["slide", "recompute"])
+def sliding(request: pytest.FixtureRequest, package: ModelPackage) -> Iterable[tuple[Engine, Engine]]:
+    """Two engines alike, of a window that every long reply outgrows. One thread: the steps are of a few microseconds."""
+    options = CacheOptions(context_tokens=40, overflow=request.param, sinks=4, evict_tokens=6)
+    runtimes = [backend.load(package, options, DeviceOptions(threads=1)) for _ in range(2)]
+    warm, cold = (Engine(runtime, byte_tokenizer(), options) for runtime in runtimes)
+    yield warm, cold
+    for runtime in runtimes:
+        runtime.close()
+
+
+@given(script=actions)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_behind_windows_that_slid_a_prompt_that_fits_is_answered_as_in_a_fresh_session(
+    sliding: tuple[Engine, Engine], script: list[Action]
+) -> None:
+    """BR-02, invariant 3: what replies longer than the window dropped, the next prompt sees again."""
+    warm, cold = sliding
+    conversation = Conversation()
+    for action, place, text in script:
+        conversation.apply(action, place, text)
+        prompt = Prompt(conversation.ids[:36])
+        cold.slots[0].clear()
+        expected, found = (said(engine.stream(prompt, OUTGROWS)) for engine in (cold, warm))
+        assert found.text == expected.text
+        assert found.usage.evicted_tokens == expected.usage.evicted_tokens
 
 
 @given(cuts=st.lists(st.integers(1, 30), min_size=1, max_size=6), text=st.lists(st.integers(0, VOCAB - 1), max_size=80))
