@@ -14,17 +14,17 @@ from onhand.backends import Batch, LayerKv, Logits
 from onhand.chat import Chat
 from onhand.decoding.engine import Engine
 from onhand.decoding.token_chat import TokenChat
-from onhand.decoding.window import Prompt
+from onhand.decoding.window import Prompt, Turn
 from onhand.errors import ContextOverflowError, OptionError
 from onhand.formats.blocks import BlockType
 from onhand.formats.gguf import GgufFile
 from onhand.formats.gguf_spec import read_spec
-from onhand.options import CacheOptions, GenerationOptions, Overflow
+from onhand.options import CacheOptions, DeviceOptions, GenerationOptions, Overflow
 from onhand.prompts.encode import PromptEncoder
 from onhand.prompts.template import ChatTemplate
 from onhand.testing import ScriptedRuntime
 from onhand.types import DoneEvent, EvictedEvent, Message
-from onhand_cpu import CpuRuntime
+from onhand_cpu import CpuRuntime, backend
 from onhand_cpu.artifact import artifact_folder, compile_package
 from support.packages import tiny_package
 from support.reference import ReferenceDecoder
@@ -108,6 +108,30 @@ def test_a_reply_many_windows_long_is_what_numpy_computes(
     if overflow == "slide":
         assert runtime.evictions > 5
     runtime.close()
+
+
+def test_however_many_tokens_come_at_a_time_the_window_holds_no_more_than_its_size(tmp_path: Path) -> None:
+    """BR-03: 10,000 tokens, in turns of 1 to 65; read one by one they give the same replies."""
+    package = tiny_package(tmp_path, "gemma3")
+    backend.prepare(package)
+    options = CacheOptions(context_tokens=96, sinks=4)
+    numbers = np.random.default_rng(3)
+    turns = [numbers.integers(0, 256, size).tolist() for _ in range(70) for size in (1, 2, 5, 7, 64, 65)]
+    texts: dict[int, list[str]] = {1: [], 512: []}
+    for chunk_tokens, replies in texts.items():
+        runtime = backend.load(package, options, DeviceOptions(threads=1))
+        engine = Engine(runtime, byte_tokenizer(), options, chunk_tokens=chunk_tokens)
+        ids: list[int] = []
+        starts: list[Turn] = []
+        for number, turn in enumerate(turns):
+            starts.append(Turn(len(ids), number))
+            ids += turn
+            events = list(engine.stream(Prompt(ids, tuple(starts), number + 1), replace(GREEDY, max_tokens=3)))
+            replies.append(reply_of(event for event in events if not isinstance(event, EvictedEvent)).text)
+            assert runtime.length(0) <= 96
+        assert len(ids) > 10_000
+        runtime.close()
+    assert texts[1] == texts[512]
 
 
 ANSWERS = ("Yes.", "It is a fish, I think, or a bird.", "No", "Because of the rain in the mountains of the north.")

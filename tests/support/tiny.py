@@ -53,7 +53,7 @@ def vocabulary(template: str | None = CHATML) -> dict[str, Any]:
 VOCAB = len(TOKENS) + 1
 
 
-def hyperparameters(a: str, *, columns: int = HIDDEN) -> dict[str, Any]:
+def hyperparameters(a: str, *, columns: int = HIDDEN, head_size: int = HEAD_SIZE) -> dict[str, Any]:
     """Metadata of the architecture itself."""
     metadata: dict[str, Any] = {
         "general.architecture": a,
@@ -63,11 +63,11 @@ def hyperparameters(a: str, *, columns: int = HIDDEN) -> dict[str, Any]:
         f"{a}.feed_forward_length": FFN if columns == HIDDEN else columns,
         f"{a}.attention.head_count": HEADS,
         f"{a}.attention.head_count_kv": KV_HEADS,
-        f"{a}.attention.key_length": HEAD_SIZE,
-        f"{a}.attention.value_length": HEAD_SIZE,
+        f"{a}.attention.key_length": head_size,
+        f"{a}.attention.value_length": head_size,
         f"{a}.attention.layer_norm_rms_epsilon": 1e-5,
         f"{a}.rope.freq_base": 10000.0,
-        f"{a}.rope.dimension_count": HEAD_SIZE,
+        f"{a}.rope.dimension_count": head_size,
     }
     if a in ("gemma2", "gemma3", "phi3"):
         metadata[f"{a}.attention.sliding_window"] = WINDOW
@@ -84,7 +84,8 @@ def shapes(metadata: dict[str, Any], *, tied: bool) -> dict[str, tuple[int, ...]
     """Every tensor of the architecture with its shape; written out here, not taken from the code under test."""
     a = metadata["general.architecture"]
     hidden, ffn = metadata[f"{a}.embedding_length"], metadata[f"{a}.feed_forward_length"]
-    q, kv = HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE
+    head = metadata[f"{a}.attention.key_length"]
+    q, kv = HEADS * head, KV_HEADS * head
     block: dict[str, tuple[int, ...]] = {"attn_norm.weight": (hidden,), "ffn_norm.weight": (hidden,)}
     block |= {"attn_output.weight": (hidden, q), "ffn_down.weight": (hidden, ffn)}
     if a == "phi3":
@@ -95,7 +96,7 @@ def shapes(metadata: dict[str, Any], *, tied: bool) -> dict[str, tuple[int, ...]
     if a == "qwen2":
         block |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
     if a in ("qwen3", "gemma3"):
-        block |= {"attn_q_norm.weight": (HEAD_SIZE,), "attn_k_norm.weight": (HEAD_SIZE,)}
+        block |= {"attn_q_norm.weight": (head,), "attn_k_norm.weight": (head,)}
     if a in ("gemma2", "gemma3"):
         block |= {"post_attention_norm.weight": (hidden,), "post_ffw_norm.weight": (hidden,)}
     found = {"token_embd.weight": (VOCAB, hidden), "output_norm.weight": (hidden,)}
@@ -110,6 +111,7 @@ def write_tiny(
     *,
     block_type: BlockType = BlockType.Q4_1,
     tied: bool = True,
+    head_size: int = HEAD_SIZE,
     seed: int = 0,
     template: str | None = CHATML,
     extra: dict[str, Any] | None = None,
@@ -118,7 +120,9 @@ def write_tiny(
     """A whole model file. block_type: of every matrix; K-quants get columns of 256."""
     rng = np.random.default_rng(seed)
     columns = 256 if block_type.weights == 256 else HIDDEN
-    metadata = hyperparameters(architecture, columns=columns) | vocabulary(template) | (extra or {})
+    metadata = (
+        hyperparameters(architecture, columns=columns, head_size=head_size) | vocabulary(template) | (extra or {})
+    )
     tensors: dict[str, AnyTensor] = {}
     for name, shape in shapes(metadata, tied=tied).items():
         if len(shape) == 2 and shape[1] % block_type.weights == 0:

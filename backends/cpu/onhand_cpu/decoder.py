@@ -7,12 +7,13 @@ int32, the KV cache's bookkeeping; cos and sin for each kind of RoPE; keys.i and
 head_size), which the graph writes in place. Outputs: logits (logits, vocab) float32. With an 8-bit KV cache keys.i and
 values.i are int8, and there are keys_scale.i and values_scale.i, (kv_heads * head_size,): see onhand_cpu.kv_scales.
 
-GroupQueryAttention multiplies a single query by another kernel than several, and the last bits differ; int8 products
-then round some inputs the other way, and the logits of a decode step differ from those of the same token in a prompt by
-1% of their range. So no slot ever attends with a single query: attended_rows doubles a lone one, kept_rows drops the
-double. What a token's logits are then does not depend on how its prompt was cut: see docs/adr/0005. Over int8 keys one
-query gets the same bits as several, but for another kernel that some numbers of heads and threads choose where there is
-only room for one; there the double only makes that room, and does not attend: see docs/adr/0006.
+GroupQueryAttention takes queries in blocks, and multiplies a query that is alone in its block by another kernel than
+several: the last bits differ. int8 products then round some inputs the other way, and the logits of a decode step
+differ from those of the same token in a prompt by 1% of their range. So queries attend in even numbers only:
+attended_rows doubles the last of an odd number, kept_rows drops the double. What a token's logits are then does not
+depend on how its prompt was cut: see docs/adr/0005. Over int8 keys one query gets the same bits as several, but for
+another kernel that some numbers of heads and threads choose where there is only room for one; there the double only
+makes that room, and does not attend: see docs/adr/0006.
 """
 
 from __future__ import annotations

@@ -192,10 +192,9 @@ class CpuRuntime:
         if key in self._bindings:
             return self._bindings[key]
         assert self._session is not None
-        least = 2 if self._float_cache else 1  # see onhand_cpu.decoder
         shared = rows <= len(self._logits)
         logits = self._logits[:rows] if shared else np.empty((rows, self.spec.vocab_size), np.float32)
-        binding = _Binding(self._session, first, (slots, tokens), logits, least)
+        binding = _Binding(self._session, first, (slots, tokens), logits, pairs=self._float_cache)
         for name, value in self._tables.items():
             binding.io.bind_ortvalue_input(name, value)
         for name, value in self._kv_views(first, slots).items():
@@ -217,15 +216,15 @@ class _Binding:
     """The buffers of one shape of run."""
 
     def __init__(
-        self, session: ort.InferenceSession, first: int, shape: tuple[int, int], logits: Logits, least: int
+        self, session: ort.InferenceSession, first: int, shape: tuple[int, int], logits: Logits, *, pairs: bool
     ) -> None:
-        """first: the first slot. shape: slots and tokens. least: how many queries attend for a lone token."""
+        """first: the first slot. shape: slots and tokens. pairs: whether queries attend in even numbers only."""
         self.io = session.io_binding()
         slots, tokens = shape
-        attended = max(tokens, 2)
+        attended = tokens + tokens % 2
         self._first = first
         self.ids = np.zeros((slots, tokens), np.int64)
-        self._least = least
+        self._pairs = pairs
         self.positions = np.zeros((slots, attended), np.int64)
         self.rows = np.zeros(len(logits), np.int64)
         self.attended_rows = np.minimum(np.arange(attended), tokens - 1).astype(np.int64)
@@ -251,7 +250,7 @@ class _Binding:
             total = max(total, *held)
         for chunk in group:
             slot, tokens, length = chunk.slot - self._first, len(chunk.tokens), lengths[chunk.slot]
-            attending = max(tokens, self._least)
+            attending = tokens + tokens % 2 * self._pairs  # see onhand_cpu.decoder
             self.ids[slot, :tokens] = chunk.tokens
             np.add(self._places, length, out=self.positions[slot])
             self.new_tokens[slot] = attending
