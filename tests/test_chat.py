@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,9 +31,11 @@ class Listening:
         self._inner = TokenChat(self.completion.engine, encoder)
         self.asked: list[list[Message]] = []
 
-    def stream(self, messages: Sequence[Message], options: GenerationOptions) -> Generator[Event, None, None]:
+    def stream(
+        self, messages: Sequence[Message], options: GenerationOptions, cancel: threading.Event | None = None
+    ) -> Generator[Event, None, None]:
         self.asked.append(list(messages))
-        yield from self._inner.stream(messages, options)
+        yield from self._inner.stream(messages, options, cancel)
 
     def close(self) -> None:
         self._inner.close()
@@ -75,6 +79,30 @@ def test_nothing_is_kept_of_a_question_closed_before_the_first_word() -> None:
     with closing(chat.stream("x" * 50)) as events:
         next(events)
     assert chat.messages == ()
+
+
+def test_a_reply_that_is_cancelled_ends_with_what_it_has() -> None:
+    chat = Chat(Listening([*said("one two three" * 100), *said("next")]), None, GREEDY)
+    for event in chat.stream("Count"):
+        if isinstance(event, TextEvent):
+            chat.cancel()
+    assert isinstance(event, DoneEvent)
+    assert event.reply.finish_reason == "cancelled"
+    assert 0 < len(event.reply.text) < 100
+    assert chat.messages == (Message("user", "Count"), Message("assistant", event.reply.text))
+
+
+@pytest.mark.parametrize("options", [GREEDY, replace(GREEDY, deadline_seconds=0)])
+def test_nothing_is_kept_of_a_question_cut_short_before_the_first_word(options: GenerationOptions) -> None:
+    chat = Chat(Listening([*said("Hi."), *said("Fine.")]), None, GREEDY)
+    events = chat.stream("Hello", options)
+    if options is GREEDY:
+        chat.cancel()
+    (done,) = events
+    assert isinstance(done, DoneEvent)
+    assert chat.messages == ()
+    chat.cancel()  # no reply in progress, so nothing
+    assert chat.ask("Hello").text == "Hi."
 
 
 def test_after_an_error_the_conversation_is_as_before_the_question() -> None:

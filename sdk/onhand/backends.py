@@ -6,6 +6,7 @@ The SDK never imports a backend by name.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -115,8 +116,13 @@ class DecoderRuntime(Protocol):
 class ChatRuntime(Protocol):
     """Messages in, events out: what a decoder becomes through `decoding.TokenChat`; what some systems are natively."""
 
-    def stream(self, messages: Sequence[Message], options: GenerationOptions) -> Generator[Event, None, None]:
-        """Stream a reply. Closing the generator cancels it within one step, also while the prompt is being read."""
+    def stream(
+        self, messages: Sequence[Message], options: GenerationOptions, cancel: threading.Event | None = None
+    ) -> Generator[Event, None, None]:
+        """Stream a reply. Closing the generator cancels it within one step, also while the prompt is being read.
+
+        cancel: set by any thread, ends it as soon, with what it has and the finish_reason "cancelled".
+        """
 
     def close(self) -> None:
         """Give back memory and threads. Closing twice is allowed."""

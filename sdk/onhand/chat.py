@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -15,8 +16,9 @@ from onhand.types import DoneEvent, Event, EvictedEvent, Message, Reply, TextEve
 class Chat:
     """A conversation: what was said, and the means to go on. Made by `Model.chat`.
 
-    A question and its reply enter the transcript together, when the reply ends or is closed early with something
-    said; after an error, or a close before the first word, the conversation is as it was before the question.
+    A question and its reply enter the transcript together, when the reply ends, or is cut short with something said.
+    After an error, or when a reply is closed, cancelled or out of time before the first word, the conversation is as it
+    was before the question.
     """
 
     def __init__(self, runtime: ChatRuntime, system: str | None, options: GenerationOptions) -> None:
@@ -24,6 +26,7 @@ class Chat:
         self._messages = [Message("system", _encodable(system))] if system is not None else []
         self.options = options
         self._unseen: tuple[int, ...] = ()
+        self._cancel = threading.Event()
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -42,11 +45,16 @@ class Chat:
         `with closing(chat.stream(text)) as events`. options: for this reply alone. Raises OptionError for text that
         cannot be encoded, TemplateError, ContextOverflowError, NumericalError, QueueFullError.
         """
-        question = Message("user", _encodable(text))
+        self._cancel = threading.Event()
+        return self._reply(Message("user", _encodable(text)), options or self.options, self._cancel)
+
+    def _reply(
+        self, question: Message, options: GenerationOptions, cancel: threading.Event
+    ) -> Generator[Event, None, None]:
         said: list[str] = []
         self._unseen = ()
         ended = False
-        with closing(self._runtime.stream([*self._messages, question], options or self.options)) as events:
+        with closing(self._runtime.stream([*self._messages, question], options, cancel)) as events:
             try:
                 for event in events:
                     if isinstance(event, TextEvent):
@@ -55,7 +63,8 @@ class Chat:
                         self._unseen = event.messages
                     elif isinstance(event, DoneEvent):
                         ended = True
-                        self._record(question, said)
+                        if said or event.reply.finish_reason in ("stop", "length"):
+                            self._record(question, said)
                     yield event
             except (GeneratorExit, KeyboardInterrupt):
                 if said and not ended:
@@ -68,6 +77,14 @@ class Chat:
             if isinstance(event, DoneEvent):
                 return event.reply
         raise AssertionError("a stream ends with DoneEvent")
+
+    def cancel(self) -> None:
+        """End the reply in progress within one step, with what it has: `finish_reason` is then "cancelled".
+
+        For any thread, also while the prompt is being read or waits for others; closing the stream is for the one who
+        reads it. Does nothing when there is no reply in progress.
+        """
+        self._cancel.set()
 
     def save_cache(self, path: str | Path) -> None:
         """Write the KV cache of this conversation to a file, for `Model.load_cache`; a quarter of its size in memory.

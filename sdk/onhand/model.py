@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -81,12 +82,17 @@ class Model:
             raise TemplateError(self.prompt_policy)
         return Chat(self._runtime, system, options or GenerationOptions())
 
-    def complete(self, text: str, options: GenerationOptions | None = None) -> Generator[Event, None, None]:
-        """Continue a text as it stands, with no chat template: what a base model does. Raises as `Chat.stream`."""
+    def complete(
+        self, text: str, options: GenerationOptions | None = None, cancel: threading.Event | None = None
+    ) -> Generator[Event, None, None]:
+        """Continue a text as it stands, with no chat template: what a base model does. Raises as `Chat.stream`.
+
+        cancel: set by any thread, ends the reply within one step, with what it has.
+        """
         ids = self.tokenizer.encode(text)
         if self.tokenizer.add_bos and self.tokenizer.bos_id is not None:
             ids = [self.tokenizer.bos_id, *ids]
-        yield from self._engine.stream(Prompt(ids), options or GenerationOptions())
+        yield from self._engine.stream(Prompt(ids), options or GenerationOptions(), cancel)
 
     def load_cache(self, path: str | Path) -> int:
         """Hold again what `Chat.save_cache` wrote, so that the conversation's next turn reads what is new alone.

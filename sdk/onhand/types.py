@@ -9,8 +9,9 @@ from typing import Literal
 Role = Literal["system", "user", "assistant", "tool"]
 """Who speaks."""
 
-FinishReason = Literal["stop", "length", "deadline"]
-"""Why a reply ended: the model or a stop string ended it, a limit of tokens cut it, or its time was up."""
+FinishReason = Literal["stop", "length", "deadline", "cancelled"]
+"""Why a reply ended: the model or a stop string ended it, a limit of tokens cut it, its time was up, or it was
+cancelled."""
 
 Progress = Callable[[str, int, int], None]
 """Told (what, done, total) while something long runs; the units of done and total are alike, total >= 1."""

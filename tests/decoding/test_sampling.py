@@ -155,6 +155,17 @@ def test_only_tokens_in_the_window_are_penalized() -> None:
     assert [greedy.sample(np.array([2, 1, 0], np.float32)) for _ in range(4)] == [0, 1, 0, 1]
 
 
+@pytest.mark.parametrize(("place", "counts"), [(5, False), (289, False), (290, True), (299, True)])
+def test_exactly_the_last_n_tokens_are_penalized(place: int, counts: bool) -> None:
+    """BR-31: 300 tokens were generated, 10 of them count."""
+    greedy = sampler(400, temperature=0, repetition_penalty=5, penalty_window_tokens=10)
+    identity = np.eye(400, dtype=np.float32) * 1000
+    assert [greedy.sample(identity[token]) for token in range(300)] == list(range(300))
+    logits = np.zeros(400, np.float32)
+    logits[[place, 399]] = 2, 1
+    assert greedy.sample(logits) == (399 if counts else place)
+
+
 def test_a_window_of_none_penalizes_nothing() -> None:
     greedy = sampler(2, temperature=0, presence_penalty=100, penalty_window_tokens=0)
     assert [greedy.sample(np.array([2, 1], np.float32)) for _ in range(3)] == [0, 0, 0]

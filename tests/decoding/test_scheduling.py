@@ -193,6 +193,55 @@ def test_a_deadline_ends_a_reply_with_what_it_has(package: ModelPackage, seconds
     assert bool(reply.text) == bool(seconds)
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_reply_that_another_thread_cancels_ends_wherever_it_is_and_no_other_does(
+    package: ModelPackage, alone: dict[tuple[int, int], str], slots: int
+) -> None:
+    """BR-44: one is being generated or waits for a slot; whoever waits for it gets what it has."""
+    cache = CacheOptions(slots=slots)
+    many = over(backend.load(package, cache, DeviceOptions(threads=2)), cache).engine
+    endless = GenerationOptions(temperature=0, max_tokens=None, deadline_seconds=60)
+    cancels = [threading.Event() for _ in range(3)]
+    with ThreadPoolExecutor(len(cancels) + 1) as pool:
+        replies = [
+            pool.submit(list, many.stream(Prompt(list(prompt)), endless, cancel))
+            for prompt, cancel in zip(PROMPTS, cancels, strict=False)
+        ]
+        other = pool.submit(lambda: reply_of(many.stream(Prompt(list(PROMPTS[4])), OPTIONS[0])))
+        time.sleep(0.2)
+        for cancel, reply in zip(cancels, replies, strict=True):
+            cancel.set()
+            *_, last = reply.result(timeout=10)
+            assert isinstance(last, DoneEvent)
+            assert last.reply.finish_reason == "cancelled"
+        assert other.result(timeout=10).text == alone[4, 0]
+    assert many._sequences == []
+
+
+def test_a_prompt_that_another_thread_cancels_is_read_no_further(package: ModelPackage) -> None:
+    """BR-44: from where the reader cannot act, in the middle of the model's run."""
+    runtime = Cancelling()
+    engine = over(runtime, chunk_tokens=8).engine
+    (*_, last) = engine.stream(Prompt([1] * 400), GREEDY, runtime.cancel)
+    assert isinstance(last, DoneEvent)
+    assert (last.reply.finish_reason, last.reply.text) == ("cancelled", "")
+    assert runtime.forwarded == [8, 8, 8]
+    assert reply_of(engine.stream(Prompt([1] * 30), GREEDY)).usage.cached_tokens == 24
+
+
+class Cancelling(ScriptedRuntime):
+    """Its third run is cancelled from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__([97] * 9, vocab_size=VOCAB, end_id=END)
+        self.cancel = threading.Event()
+
+    def forward(self, batch: Batch) -> Logits:
+        if len(self.forwarded) == 2:
+            self.cancel.set()
+        return super().forward(batch)
+
+
 def test_a_reader_who_stops_reading_does_not_make_the_model_run_on(package: ModelPackage) -> None:
     """BR-44: the reply gets ahead by a few events, then waits; the others go on."""
     runtime = ScriptedRuntime([97] * 1000, vocab_size=VOCAB, end_id=END, slots=2)

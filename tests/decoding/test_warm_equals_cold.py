@@ -112,7 +112,7 @@ def test_a_reply_is_that_of_a_fresh_session(cold: CpuRuntime, warm: Engine, scri
 
 @pytest.fixture(scope="module", params=["slide", "recompute"])
 def sliding(request: pytest.FixtureRequest, package: ModelPackage) -> Iterable[tuple[Engine, Engine]]:
-    """Two engines alike, of a window that every long reply outgrows. One thread: the steps are of a few microseconds."""
+    """Two engines alike, of a window that every long reply outgrows. One thread, for steps so small."""
     options = CacheOptions(context_tokens=40, overflow=request.param, sinks=4, evict_tokens=6)
     runtimes = [backend.load(package, options, DeviceOptions(threads=1)) for _ in range(2)]
     warm, cold = (Engine(runtime, byte_tokenizer(), options) for runtime in runtimes)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 
@@ -17,7 +19,7 @@ from onhand.decoding.window import Prompt
 from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
 from onhand.prompts.encode import PromptEncoder
 from onhand.prompts.template import ChatTemplate
-from onhand.types import Event, EvictedEvent, Message
+from onhand.types import Event, EvictedEvent, Message, PrefillEvent, TextEvent
 from onhand_cpu import CpuRuntime, backend
 from support.real import MODELS, prose_ids, real_package, real_tokenizer
 from support.scripted import reply_of
@@ -114,6 +116,40 @@ def test_behind_a_window_that_slid_an_edited_prompt_is_answered_as_from_scratch(
         warm = reply_of(sliding.stream(Prompt(edited), GREEDY))
         assert 0 < warm.usage.cached_tokens <= shared
         assert warm.text == reply_of(engine(name, threads=1).stream(Prompt(edited), GREEDY)).text
+
+
+@pytest.mark.parametrize("when", ["reading", "first text", "in ask"])
+def test_a_reply_that_nobody_wants_any_more_ends_within_a_second(when: str) -> None:
+    """BR-44: closed while its long prompt is read, after its first words, and cancelled by another thread."""
+    tokenizer = real_tokenizer("smollm2")
+    assert tokenizer.chat_template
+    loaded = backend.load(real_package("smollm2"), CacheOptions(context_tokens=6000), DeviceOptions(threads=2))
+    token_chat = TokenChat(
+        Engine(loaded, tokenizer, CacheOptions()), PromptEncoder(ChatTemplate(tokenizer.chat_template), tokenizer)
+    )
+    chat = Chat(token_chat, None, replace(GREEDY, max_tokens=2000, temperature=0.7, seed=1))
+    question = "word " * 4000 if when == "reading" else "Write a very long story, without an end."
+    with closing(chat.stream(question)) as events, ThreadPoolExecutor(1) as pool:
+        if when == "in ask":
+            reply = pool.submit(chat.ask, question)
+            while not loaded.length(0):
+                time.sleep(0.01)
+            started = time.monotonic()
+            chat.cancel()
+            assert reply.result(timeout=10).finish_reason == "cancelled"
+        else:
+            next(event for event in events if isinstance(event, PrefillEvent if when == "reading" else TextEvent))
+            started = time.monotonic()
+            events.close()
+    assert time.monotonic() - started < 1
+    used, read = time.process_time(), loaded.length(0)
+    time.sleep(0.5)
+    assert time.process_time() - used < 0.25
+    assert loaded.length(0) == read < 4000
+    said = "".join(message.content for message in chat.messages if message.role == "assistant")
+    assert len(said) < 200
+    assert chat.ask("What is rain?", replace(GREEDY, max_tokens=8)).usage.completion_tokens == 8
+    loaded.close()
 
 
 def evicted(event: Event) -> bool:

@@ -91,12 +91,14 @@ class Engine:
         )
         self._uses = 0
 
-    def stream(self, prompt: Prompt, options: GenerationOptions) -> Generator[Event, None, None]:
-        """Continue the prompt. Closing the generator cancels within one step.
+    def stream(
+        self, prompt: Prompt, options: GenerationOptions, cancel: threading.Event | None = None
+    ) -> Generator[Event, None, None]:
+        """Continue the prompt. Closing the generator cancels within one step; so does `cancel`, set by any thread.
 
         Raises ContextOverflowError, NumericalError, QueueFullError, OptionError, BackendError; the other replies go on.
         """
-        sequence = self._enter(prompt, options)
+        sequence = self._enter(prompt, options, cancel)
         try:
             while True:
                 event = self._next_event(sequence)
@@ -114,7 +116,7 @@ class Engine:
         if self._draft is not None:
             self._draft.close()
 
-    def _enter(self, prompt: Prompt, options: GenerationOptions) -> Sequence:
+    def _enter(self, prompt: Prompt, options: GenerationOptions, cancel: threading.Event | None) -> Sequence:
         if not prompt.ids:
             raise OptionError("prompt", "", "at least one token")
         max_tokens = math.inf if options.max_tokens is None else options.max_tokens
@@ -123,7 +125,7 @@ class Engine:
             if room < min(max_tokens, 1):
                 raise ContextOverflowError(len(prompt.ids), self.window.tokens)
             max_tokens = min(max_tokens, room)
-        sequence = Sequence(prompt, options, self.tokenizer, self._guesser(), max_tokens)
+        sequence = Sequence(prompt, options, self.tokenizer, self._guesser(), max_tokens, cancel)
         with self._changed:
             waiting = sum(other.slot is None for other in self._sequences)
             if waiting >= self._max_waiting:
@@ -172,8 +174,7 @@ class Engine:
         Slots are given and taken here, in the order of coming.
         """
         for sequence in self._sequences:
-            if sequence.overdue():
-                sequence.end("deadline")
+            sequence.end_if_asked_to()
         self._sequences = [sequence for sequence in self._sequences if sequence.live]
         for sequence in self._sequences:
             if sequence.slot is None and sequence.wants_to_run and not self._give_slot(sequence):

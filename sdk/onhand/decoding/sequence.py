@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence as Ids
@@ -31,7 +32,13 @@ class Sequence:
     """
 
     def __init__(
-        self, prompt: Prompt, options: GenerationOptions, tokenizer: Tokenizer, guesser: Guesser, max_tokens: float
+        self,
+        prompt: Prompt,
+        options: GenerationOptions,
+        tokenizer: Tokenizer,
+        guesser: Guesser,
+        max_tokens: float,
+        cancel: threading.Event | None = None,
     ) -> None:
         self.prompt = prompt
         self.options = options
@@ -50,6 +57,7 @@ class Sequence:
         self.guesser = guesser
         self._guessed_tokens = 0
         self._max_tokens = max_tokens
+        self._cancel = cancel
         self._deadline = None if options.deadline_seconds is None else self.left_at + options.deadline_seconds
         self._end_ids = tokenizer.end_ids
         self._sampler = Sampler(options, tokenizer.size)
@@ -88,9 +96,14 @@ class Sequence:
         """For how long nobody has waited for it."""
         return 0.0 if self.readers else time.monotonic() - self.left_at
 
-    def overdue(self) -> bool:
-        """Whether its deadline has passed before it ended."""
-        return self.live and self._deadline is not None and time.monotonic() >= self._deadline
+    def end_if_asked_to(self) -> None:
+        """End it where it is when it was cancelled, or its deadline has passed."""
+        if not self.live:
+            return
+        if self._cancel is not None and self._cancel.is_set():
+            self.end("cancelled")
+        elif self._deadline is not None and time.monotonic() >= self._deadline:
+            self.end("deadline")
 
     def feed(self, rows: Logits, guesses: Ids[int] = ()) -> int:
         """Choose the next tokens: one for each row, as long as each is the guess that the next row was computed for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
@@ -27,11 +28,13 @@ class TokenChat:
         self._no_template = no_template
         self._model = model
 
-    def stream(self, messages: Sequence[Message], options: GenerationOptions) -> Generator[Event, None, None]:
+    def stream(
+        self, messages: Sequence[Message], options: GenerationOptions, cancel: threading.Event | None = None
+    ) -> Generator[Event, None, None]:
         """Stream the reply to the messages. Raises TemplateError and what `Engine.stream` raises."""
         if self.encoder is None:
             raise TemplateError(self._no_template)
-        yield from self.engine.stream(self._prompt(self.encoder, messages, options), options)
+        yield from self.engine.stream(self._prompt(self.encoder, messages, options), options, cancel)
 
     def save_cache(self, messages: Sequence[Message], path: Path) -> None:
         """Write what the model holds of a conversation to a file. Raises TemplateError, and as `Engine.save`."""
