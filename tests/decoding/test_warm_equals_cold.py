@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from onhand.backends import Chunk
 from onhand.decoding.engine import Engine
 from onhand.decoding.window import Prompt
 from onhand.formats.package import ModelPackage
@@ -149,12 +150,27 @@ def unlike(package: ModelPackage) -> Iterable[list[Engine]]:
         witnesses.append(BitsWitness(backend.load(package, options, DeviceOptions(threads=threads)), seen))
         engines.append(Engine(witnesses[-1], byte_tokenizer(), options, chunk_tokens=chunk_tokens))
     yield engines
-    assert sum(witness.compared for witness in witnesses) > 100
+    assert sum(witness.compared for witness in witnesses) > 0
     for engine in engines:
         engine.close()
 
 
-@given(script=actions, left=st.lists(st.integers(0, 30), min_size=10, max_size=10))
+def test_the_witness_of_bits_can_fail(package: ModelPackage) -> None:
+    """8-bit keys and values are others."""
+    seen: dict[bytes, bytes] = {}
+    wide, narrow = (
+        BitsWitness(backend.load(package, CacheOptions(context_tokens=CONTEXT, kv_bits=bits), DeviceOptions()), seen)
+        for bits in (32, 8)
+    )
+    chunk = Chunk(slot=0, tokens=[1, 2, 3])
+    wide.forward([chunk])
+    with pytest.raises(AssertionError, match="other bits"):
+        narrow.forward([chunk])
+    wide.close()
+    narrow.close()
+
+
+@given(script=actions, left=st.lists(st.integers(1, 30), min_size=10, max_size=10))
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_read_behind_the_same_tokens_gets_the_same_bits(
     unlike: list[Engine], script: list[Action], left: list[int]
@@ -168,7 +184,7 @@ def test_what_is_read_behind_the_same_tokens_gets_the_same_bits(
     for number, (action, place, text) in enumerate(script):
         conversation = conversations[place % 3]
         conversation.apply(action, place, text * (1 + place % 5))
-        prompt, options = Prompt(conversation.ids[-CONTEXT:]), replace(OPTIONS, speculate=place % 2 == 0, max_tokens=25)
+        prompt, options = Prompt(conversation.ids[-100:]), replace(OPTIONS, speculate=place % 2 == 0, max_tokens=25)
         for engine in unlike:
             streams.append(engine.stream(prompt, options))
             for stream in streams[-4:]:
