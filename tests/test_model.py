@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -157,11 +159,42 @@ def test_what_is_no_text_is_a_typed_error(wrong: object, tmp_path: Path) -> None
         onhand.open(wrong)  # type: ignore[arg-type]
     with onhand.open(write_tiny(tmp_path / "tiny.gguf")) as model, pytest.raises(onhand.OptionError):
         model.chat().ask(wrong)  # type: ignore[arg-type]
+    with onhand.open(tmp_path / "tiny.gguf") as model, pytest.raises(onhand.OptionError):
+        list(model.complete(wrong))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"max_tokens": 3}, 5, onhand.DeviceOptions(), "fast"])
+def test_what_are_no_settings_is_a_typed_error(wrong: object, tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "tiny.gguf")
+    with pytest.raises(onhand.OptionError, match=r"onhand\.CacheOptions"):
+        onhand.open(path, cache=wrong)  # type: ignore[arg-type]
+    with onhand.open(path) as model:
+        asked: list[Callable[[], object]] = [
+            lambda: model.chat(options=wrong),  # type: ignore[arg-type]
+            lambda: model.chat().ask("Hello", wrong),  # type: ignore[arg-type]
+            lambda: list(model.complete("Hello", wrong)),  # type: ignore[arg-type]
+        ]
+        for ask in asked:
+            with pytest.raises(onhand.OptionError, match=r"options is .*onhand\.GenerationOptions"):
+                ask()
+
+
+def test_closing_a_model_ends_the_replies_in_progress_after_their_step(tmp_path: Path) -> None:
+    with onhand.open(write_tiny(tmp_path / "tiny.gguf"), cache=onhand.CacheOptions(slots=2)) as model:
+        endless = onhand.GenerationOptions(temperature=0, max_tokens=None, deadline_seconds=60)
+        with ThreadPoolExecutor(3) as pool:
+            replies = [pool.submit(model.chat(options=endless).ask, "Hello" * count) for count in (1, 2, 3)]
+            time.sleep(0.2)
+            model.close()
+            for reply in replies:
+                with pytest.raises(onhand.BackendError, match="the model was closed"):
+                    reply.result(timeout=10)
 
 
 def test_a_closed_model_refuses_and_closes_again(tmp_path: Path) -> None:
     model = onhand.open(write_tiny(tmp_path / "tiny.gguf"))
     chat = model.chat()
+    chat.ask("Hello", BRIEF)
     model.close()
     model.close()
     with pytest.raises(onhand.BackendError, match="closed"):

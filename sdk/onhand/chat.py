@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 from onhand.backends import CacheKeeper, ChatRuntime
-from onhand.errors import CacheFileError, OptionError
-from onhand.options import GenerationOptions
+from onhand.errors import CacheFileError
+from onhand.options import GenerationOptions, checked_options, checked_text
 from onhand.types import DoneEvent, Event, EvictedEvent, Message, Reply, TextEvent
 
 
@@ -23,7 +23,7 @@ class Chat:
 
     def __init__(self, runtime: ChatRuntime, system: str | None, options: GenerationOptions) -> None:
         self._runtime = runtime
-        self._messages = [Message("system", _encodable(system))] if system is not None else []
+        self._messages = [Message("system", checked_text("system", system))] if system is not None else []
         self.options = options
         self._unseen: tuple[int, ...] = ()
         self._cancel = threading.Event()
@@ -46,7 +46,8 @@ class Chat:
         cannot be encoded, TemplateError, ContextOverflowError, NumericalError, QueueFullError.
         """
         self._cancel = threading.Event()
-        return self._reply(Message("user", _encodable(text)), options or self.options, self._cancel)
+        question = Message("user", checked_text("text", text))
+        return self._reply(question, checked_options("options", options, self.options), self._cancel)
 
     def _reply(
         self, question: Message, options: GenerationOptions, cancel: threading.Event
@@ -99,13 +100,3 @@ class Chat:
 
     def _record(self, question: Message, said: list[str]) -> None:
         self._messages += [question, Message("assistant", "".join(said))]
-
-
-def _encodable(text: str) -> str:
-    if not isinstance(text, str):
-        raise OptionError("text", text, "a string")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise OptionError("text", text[error.start : error.end], "text without lone surrogates") from error
-    return text

@@ -25,7 +25,7 @@ from onhand.library import ModelStore, data_folder
 from onhand.library import pull as pull_model
 from onhand.library.locks import exclusive
 from onhand.memory import give_back
-from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
+from onhand.options import CacheOptions, DeviceOptions, GenerationOptions, checked_options, checked_text
 from onhand.planning import check, plan_memory
 from onhand.prompts.encode import PromptEncoder
 from onhand.prompts.template import ChatTemplate
@@ -80,7 +80,7 @@ class Model:
         """
         if self._runtime.encoder is None:
             raise TemplateError(self.prompt_policy)
-        return Chat(self._runtime, system, options or GenerationOptions())
+        return Chat(self._runtime, system, checked_options("options", options, GenerationOptions()))
 
     def complete(
         self, text: str, options: GenerationOptions | None = None, cancel: threading.Event | None = None
@@ -89,10 +89,10 @@ class Model:
 
         cancel: set by any thread, ends the reply within one step, with what it has.
         """
-        ids = self.tokenizer.encode(text)
+        ids = self.tokenizer.encode(checked_text("text", text))
         if self.tokenizer.add_bos and self.tokenizer.bos_id is not None:
             ids = [self.tokenizer.bos_id, *ids]
-        yield from self._engine.stream(Prompt(ids), options or GenerationOptions(), cancel)
+        yield from self._engine.stream(Prompt(ids), checked_options("options", options, GenerationOptions()), cancel)
 
     def load_cache(self, path: str | Path) -> int:
         """Hold again what `Chat.save_cache` wrote, so that the conversation's next turn reads what is new alone.
@@ -146,7 +146,8 @@ def open(
     ModelFormatError, MemoryPlanError, DownloadError, StorageError, OptionError, BackendError.
     """
     devices = DeviceOptions(device=device) if isinstance(device, str) else device
-    caching = cache or CacheOptions()
+    devices = checked_options("device", devices, DeviceOptions())
+    caching = checked_options("cache", cache, CacheOptions())
     package = _package(model, pull=pull, progress=progress)
     drafting = None if draft is None else _package(draft, pull=False, progress=progress)
     backend = choose_backend(devices.device)

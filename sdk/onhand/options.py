@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from onhand.errors import OptionError
 
@@ -155,3 +155,26 @@ class DeviceOptions:
             _whole("threads", self.threads, 1, 1024, "a whole number from 1 to 1024, or None")
         if self.oversize not in ("refuse", "load"):
             raise OptionError("oversize", self.oversize, "refuse or load")
+
+
+Options = TypeVar("Options", GenerationOptions, CacheOptions, DeviceOptions)
+
+
+def checked_options(name: str, value: Options | None, default: Options) -> Options:
+    """The value, or for None the default. Raises OptionError for what is no such settings."""
+    if value is None:
+        return default
+    if not isinstance(value, type(default)):
+        raise OptionError(name, value, f"onhand.{type(default).__name__}(...), or None")
+    return value
+
+
+def checked_text(name: str, text: str) -> str:
+    """The text. Raises OptionError for what is none, or cannot be encoded."""
+    if not isinstance(text, str):
+        raise OptionError(name, text, "a string")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise OptionError(name, text[error.start : error.end], "text without lone surrogates") from error
+    return text

@@ -111,10 +111,16 @@ class Engine:
             self._leave(sequence)
 
     def close(self) -> None:
-        """Give back memory and threads. Closing twice is allowed."""
-        self.runtime.close()
-        if self._draft is not None:
-            self._draft.close()
+        """Give back memory and threads, when the step in progress has ended. Closing twice is allowed.
+
+        Replies in progress end with BackendError, and so does whatever is asked later.
+        """
+        with self._between_steps():
+            for slot in self.slots:
+                slot.forget()
+            self.runtime.close()
+            if self._draft is not None:
+                self._draft.close()
 
     def _enter(self, prompt: Prompt, options: GenerationOptions, cancel: threading.Event | None) -> Sequence:
         if not prompt.ids:

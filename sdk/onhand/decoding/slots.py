@@ -54,9 +54,13 @@ class Slot:
 
     def clear(self) -> None:
         """Hold nothing."""
+        self.forget()
+        self.runtime.truncate(self.number, 0)
+
+    def forget(self) -> None:
+        """Know of nothing that the runtime holds: it is closed now, or about to be told."""
         self.ids.clear()
         self.cuts = Cuts()
-        self.runtime.truncate(self.number, 0)
 
     def take(self, other: Slot, index: int) -> None:
         """Hold what the other slot holds up to that index, and nothing else."""
