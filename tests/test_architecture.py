@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,8 +93,19 @@ def test_the_sdk_opens_no_socket_itself() -> None:
     """What is fetched is fetched by pip, in a process of its own, on the user's word."""
     for package in PACKAGES:
         for path in sources(package):
-            networking = {"socket", "urllib", "http", "httpx", "requests", "ftplib", "smtplib", "asyncio"}
+            networking = {"socket", "urllib", "http", "httpx", "requests", "ftplib", "smtplib"}
             assert not {module.split(".")[0] for module in imports(path)} & networking, path
+            used = {
+                node.attr
+                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "asyncio"
+            }
+            assert used <= {"get_running_loop", "shield"}, path
+
+
+def test_asyncio_is_loaded_by_those_alone_who_use_it() -> None:
+    code = "import sys, onhand.model; assert 'asyncio' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_version_stands_in_pyproject_alone() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -14,31 +12,10 @@ from onhand.chat import Chat
 from onhand.decoding.token_chat import TokenChat
 from onhand.errors import ContextOverflowError, NumericalError, OptionError, TemplateError
 from onhand.options import GenerationOptions
-from onhand.prompts.encode import PromptEncoder
-from onhand.prompts.template import ChatTemplate
-from onhand.testing import ScriptedRuntime, Step
-from onhand.types import DoneEvent, Event, Message, TextEvent
+from onhand.testing import ScriptedRuntime
+from onhand.types import DoneEvent, Message, TextEvent
+from support.listening import Listening
 from support.scripted import GREEDY, byte_tokenizer, said, scripted
-from support.tiny import CHATML
-
-
-class Listening:
-    """A chat runtime that notes what it was asked."""
-
-    def __init__(self, script: Iterable[Step], context_tokens: int = 4096) -> None:
-        self.completion = scripted(script, context_tokens=context_tokens)
-        encoder = PromptEncoder(ChatTemplate(CHATML), byte_tokenizer())
-        self._inner = TokenChat(self.completion.engine, encoder)
-        self.asked: list[list[Message]] = []
-
-    def stream(
-        self, messages: Sequence[Message], options: GenerationOptions, cancel: threading.Event | None = None
-    ) -> Generator[Event, None, None]:
-        self.asked.append(list(messages))
-        yield from self._inner.stream(messages, options, cancel)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def test_a_question_and_its_reply_enter_the_transcript_together() -> None:

@@ -18,6 +18,7 @@ from onhand.errors import (
     BackendError,
     BackendUnavailableError,
     CacheFileError,
+    ChatBusyError,
     ContextOverflowError,
     DownloadError,
     GenerationError,
@@ -41,6 +42,7 @@ from onhand.errors import (
 )
 from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
 from onhand.types import (
+    Budget,
     DoneEvent,
     Event,
     EvictedEvent,
@@ -64,9 +66,11 @@ _ON_FIRST_USE = {"Chat": "onhand.chat", "Model": "onhand.model", "open": "onhand
 __all__ = [
     "BackendError",
     "BackendUnavailableError",
+    "Budget",
     "CacheFileError",
     "CacheOptions",
     "Chat",
+    "ChatBusyError",
     "ContextOverflowError",
     "DeviceOptions",
     "DoneEvent",

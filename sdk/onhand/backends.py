@@ -124,6 +124,13 @@ class ChatRuntime(Protocol):
         cancel: set by any thread, ends it as soon, with what it has and the finish_reason "cancelled".
         """
 
+    @property
+    def context_tokens(self) -> int:
+        """The window: the most tokens of a conversation that the model sees at a time."""
+
+    def count(self, messages: Sequence[Message]) -> int:
+        """How many tokens the prompt has that `stream` makes of the messages. Raises TemplateError."""
+
     def close(self) -> None:
         """Give back memory and threads. Closing twice is allowed."""
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+import weakref
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from onhand.backends import CacheKeeper, ChatRuntime
-from onhand.errors import CacheFileError
+from onhand.errors import CacheFileError, ChatBusyError, OptionError
 from onhand.options import GenerationOptions, checked_options, checked_text
-from onhand.types import DoneEvent, Event, EvictedEvent, Message, Reply, TextEvent
+from onhand.transcripts import check_order, to_plain
+from onhand.types import Budget, DoneEvent, Event, EvictedEvent, Message, Reply, TextEvent
 
 
 class Chat:
@@ -19,14 +22,23 @@ class Chat:
     A question and its reply enter the transcript together, when the reply ends, or is cut short with something said.
     After an error, or when a reply is closed, cancelled or out of time before the first word, the conversation is as it
     was before the question.
+
+    One reply at a time: asking anew closes a stream that was left open, and is refused with ChatBusyError while another
+    thread waits for a reply. `fork` gives another conversation that begins alike.
     """
 
-    def __init__(self, runtime: ChatRuntime, system: str | None, options: GenerationOptions) -> None:
+    def __init__(
+        self, runtime: ChatRuntime, system: str | None, options: GenerationOptions, messages: Sequence[Message] = ()
+    ) -> None:
+        """messages: what was said before. Raises OptionError where these are not whole turns."""
+        begin = [Message("system", checked_text("system", system))] if system is not None else []
+        self._messages = [*begin, *messages]
+        check_order(self._messages)
         self._runtime = runtime
-        self._messages = [Message("system", checked_text("system", system))] if system is not None else []
         self.options = options
         self._unseen: tuple[int, ...] = ()
         self._cancel = threading.Event()
+        self._current: weakref.ref[Generator[Event, None, None]] | None = None
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -43,41 +55,82 @@ class Chat:
 
         Closing the generator cancels the reply within one step and keeps what was said:
         `with closing(chat.stream(text)) as events`. options: for this reply alone. Raises OptionError for text that
-        cannot be encoded, TemplateError, ContextOverflowError, NumericalError, QueueFullError.
+        cannot be encoded, ChatBusyError, TemplateError, ContextOverflowError, NumericalError, QueueFullError.
         """
-        self._cancel = threading.Event()
-        question = Message("user", checked_text("text", text))
-        return self._reply(question, checked_options("options", options, self.options), self._cancel)
-
-    def _reply(
-        self, question: Message, options: GenerationOptions, cancel: threading.Event
-    ) -> Generator[Event, None, None]:
-        said: list[str] = []
-        self._unseen = ()
-        ended = False
-        with closing(self._runtime.stream([*self._messages, question], options, cancel)) as events:
-            try:
-                for event in events:
-                    if isinstance(event, TextEvent):
-                        said.append(event.text)
-                    elif isinstance(event, EvictedEvent):
-                        self._unseen = event.messages
-                    elif isinstance(event, DoneEvent):
-                        ended = True
-                        if said or event.reply.finish_reason in ("stop", "length"):
-                            self._record(question, said)
-                    yield event
-            except (GeneratorExit, KeyboardInterrupt):
-                if said and not ended:
-                    self._record(question, said)
-                raise
+        return self._begin(Message("user", checked_text("text", text)), options)
 
     def ask(self, text: str, options: GenerationOptions | None = None) -> Reply:
         """Ask, and wait for the whole reply: the stream, joined."""
-        for event in self.stream(text, options):
-            if isinstance(event, DoneEvent):
-                return event.reply
-        raise AssertionError("a stream ends with DoneEvent")
+        return _joined(self.stream(text, options))
+
+    def astream(self, text: str, options: GenerationOptions | None = None) -> AsyncGenerator[Event, None]:
+        """`stream` for asyncio: the same events, waited for in a thread of its own, so that the loop goes on.
+
+        Closing the generator, or cancelling who waits for it, cancels the reply.
+        """
+        from onhand.asynchronous import bridged
+
+        return bridged(self.stream(text, options), self._cancel)
+
+    async def aask(self, text: str, options: GenerationOptions | None = None) -> Reply:
+        """`ask` for asyncio."""
+        from onhand.asynchronous import last
+
+        return await last(self.astream(text, options))
+
+    def regenerate(self, options: GenerationOptions | None = None) -> Generator[Event, None, None]:
+        """Ask the last question once more, as `stream` does; the new reply takes the old one's place when it ends."""
+        index = self._last_question("regenerate")
+        return self._begin(self._messages[index], options, index)
+
+    def edit(self, index: int, text: str, options: GenerationOptions | None = None) -> Generator[Event, None, None]:
+        """Ask with another text in place of the question `messages[index]`, as `stream` does.
+
+        That question, its reply and all that came after are replaced when the new reply ends; with `fork` first, both
+        go on. Raises OptionError for an index at which no question stands.
+        """
+        before = self._question_at(index)
+        return self._begin(Message("user", checked_text("text", text), pinned=before.pinned), options, index)
+
+    def undo(self, turns: int = 1) -> tuple[Message, ...]:
+        """Take back the last questions with their replies; what was taken back. Raises OptionError."""
+        questions = [index for index, message in enumerate(self._messages) if message.role == "user"]
+        if type(turns) is not int or not 0 <= turns <= len(questions):
+            raise OptionError("turns", turns, f"0 to {len(questions)}, the questions that were asked")
+        start = questions[-turns] if turns else len(self._messages)
+        taken = tuple(self._messages[start:])
+        del self._messages[start:]
+        self._unseen = tuple(index for index in self._unseen if index < start)
+        return taken
+
+    def fork(self, at: int | None = None) -> Chat:
+        """Another conversation that begins with `messages[:at]`, whole turns; the model reads nothing of it again.
+
+        None: all of it. Raises OptionError for an index in the middle of a turn.
+        """
+        end = len(self._messages) if at is None else at
+        if type(end) is not int or not 0 <= end <= len(self._messages):
+            raise OptionError("at", at, f"0 to {len(self._messages)}, how many messages to keep")
+        return Chat(self._runtime, None, self.options, self._messages[:end])
+
+    def pin(self, index: int, pinned: bool = True) -> None:
+        """Keep the turn of `messages[index]` in the model's sight when the window slides. Raises OptionError."""
+        if type(index) is not int or not 0 <= index < len(self._messages):
+            raise OptionError("index", index, f"0 to {len(self._messages) - 1}, a place in messages")
+        message = self._messages[index]
+        self._messages[index] = Message(message.role, message.content, pinned)
+
+    def budget(self, text: str = "") -> Budget:
+        """How much of the window a question takes with all that was said before. Raises TemplateError."""
+        asked = [*self._messages, Message("user", checked_text("text", text))]
+        return Budget(prompt_tokens=self._runtime.count(asked), context_tokens=self._runtime.context_tokens)
+
+    def transcript(self) -> list[dict[str, Any]]:
+        """What was said as plain data, for json: `role` and `content` of each message, and `pinned` where it is.
+
+        `Model.chat(transcript=...)` goes on with it.
+        """
+        return to_plain(self._messages)
 
     def cancel(self) -> None:
         """End the reply in progress within one step, with what it has: `finish_reason` is then "cancelled".
@@ -98,5 +151,68 @@ class Chat:
             raise CacheFileError(path, "not held", "this model's cache cannot be saved")
         self._runtime.save_cache(self._messages, Path(path))
 
-    def _record(self, question: Message, said: list[str]) -> None:
-        self._messages += [question, Message("assistant", "".join(said))]
+    def _begin(
+        self, question: Message, options: GenerationOptions | None, index: int | None = None
+    ) -> Generator[Event, None, None]:
+        """index: the question whose turn, with all that follows it, is replaced; None for one more turn."""
+        chosen = checked_options("options", options, self.options)
+        left_open = self._current() if self._current else None
+        if left_open is not None:
+            try:
+                left_open.close()
+            except ValueError as error:  # it is being executed
+                raise ChatBusyError from error
+        self._cancel = threading.Event()
+        stream = self._reply(question, chosen, self._cancel, index)
+        self._current = weakref.ref(stream)
+        return stream
+
+    def _reply(
+        self, question: Message, options: GenerationOptions, cancel: threading.Event, index: int | None
+    ) -> Generator[Event, None, None]:
+        said: list[str] = []
+        self._unseen = ()
+        ended = False
+        asked = [*self._messages[:index], question]
+
+        def record() -> None:
+            self._messages[len(self._messages) if index is None else index :] = [
+                question,
+                Message("assistant", "".join(said)),
+            ]
+
+        with closing(self._runtime.stream(asked, options, cancel)) as events:
+            try:
+                for event in events:
+                    if isinstance(event, TextEvent):
+                        said.append(event.text)
+                    elif isinstance(event, EvictedEvent):
+                        self._unseen = event.messages
+                    elif isinstance(event, DoneEvent):
+                        ended = True
+                        if said or event.reply.finish_reason in ("stop", "length"):
+                            record()
+                    yield event
+            except (GeneratorExit, KeyboardInterrupt):
+                if said and not ended:
+                    record()
+                raise
+
+    def _question_at(self, index: int) -> Message:
+        if type(index) is int and 0 <= index < len(self._messages) and self._messages[index].role == "user":
+            return self._messages[index]
+        questions = [place for place, message in enumerate(self._messages) if message.role == "user"]
+        raise OptionError("index", index, f"the place of a question: one of {questions}")
+
+    def _last_question(self, doing: str) -> int:
+        for index in reversed(range(len(self._messages))):
+            if self._messages[index].role == "user":
+                return index
+        raise OptionError(doing, "an empty conversation", "one with a question in it")
+
+
+def _joined(events: Generator[Event, None, None]) -> Reply:
+    for event in events:
+        if isinstance(event, DoneEvent):
+            return event.reply
+    raise AssertionError("a stream ends with DoneEvent")

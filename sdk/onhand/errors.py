@@ -18,6 +18,7 @@
     ├── StorageError (OSError)                        the disk is full, read-only or gone
     │   └── CacheFileError (ValueError)               the cache file of a conversation is of no use
     ├── GenerationError
+    │   ├── ChatBusyError (RuntimeError)              a conversation gives one reply at a time
     │   ├── QueueFullError (RuntimeError)             too many replies wait for a slot
     │   ├── ContextOverflowError (ValueError)         the prompt is longer than the context
     │   └── NumericalError (ArithmeticError)          the model gave logits that are not numbers
@@ -185,6 +186,13 @@ class CacheFileError(StorageError, ValueError):
 
 class GenerationError(OnhandError):
     """A reply could not be generated. The conversation is as it was before the question."""
+
+
+class ChatBusyError(GenerationError, RuntimeError):
+    """A conversation gives one reply at a time, and another thread waits for one."""
+
+    def __init__(self) -> None:
+        super().__init__("this conversation is in the middle of a reply: wait for it, cancel it, or fork the chat")
 
 
 class QueueFullError(GenerationError, RuntimeError):

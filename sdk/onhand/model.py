@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from onhand.backends import Backend, DecoderRuntime, choose_backend
 from onhand.chat import Chat
@@ -29,6 +29,7 @@ from onhand.options import CacheOptions, DeviceOptions, GenerationOptions, check
 from onhand.planning import check, plan_memory
 from onhand.prompts.encode import PromptEncoder
 from onhand.prompts.template import ChatTemplate
+from onhand.transcripts import from_plain
 from onhand.types import Event, MemoryPlan, Progress
 
 
@@ -73,14 +74,21 @@ class Model:
         """The window: the most tokens of a conversation that the model sees at a time."""
         return self._engine.runtime.cache.tokens
 
-    def chat(self, system: str | None = None, options: GenerationOptions | None = None) -> Chat:
-        """Begin a conversation. options: for every reply that is not asked with its own.
+    def chat(
+        self,
+        system: str | None = None,
+        options: GenerationOptions | None = None,
+        transcript: Sequence[Mapping[str, Any]] = (),
+    ) -> Chat:
+        """Begin a conversation, or go on with what `Chat.transcript` gave.
 
-        Raises TemplateError for a model that has no chat template, or one that cannot be used.
+        options: for every reply that is not asked with its own. Raises TemplateError for a model that has no chat
+        template, or one that cannot be used; OptionError.
         """
         if self._runtime.encoder is None:
             raise TemplateError(self.prompt_policy)
-        return Chat(self._runtime, system, checked_options("options", options, GenerationOptions()))
+        said = from_plain(transcript)
+        return Chat(self._runtime, system, checked_options("options", options, GenerationOptions()), said)
 
     def complete(
         self, text: str, options: GenerationOptions | None = None, cancel: threading.Event | None = None
@@ -93,6 +101,13 @@ class Model:
         if self.tokenizer.add_bos and self.tokenizer.bos_id is not None:
             ids = [self.tokenizer.bos_id, *ids]
         yield from self._engine.stream(Prompt(ids), checked_options("options", options, GenerationOptions()), cancel)
+
+    def acomplete(self, text: str, options: GenerationOptions | None = None) -> AsyncGenerator[Event, None]:
+        """`complete` for asyncio; closing the generator, or cancelling who waits for it, cancels the reply."""
+        from onhand.asynchronous import bridged
+
+        cancel = threading.Event()
+        return bridged(self.complete(text, options, cancel), cancel)
 
     def load_cache(self, path: str | Path) -> int:
         """Hold again what `Chat.save_cache` wrote, so that the conversation's next turn reads what is new alone.

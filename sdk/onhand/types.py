@@ -59,6 +59,32 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much of the window a question takes.
+
+    prompt_tokens: the whole prompt that it would be asked with. context_tokens: what the window holds.
+    """
+
+    prompt_tokens: int
+    context_tokens: int
+
+    @property
+    def free_tokens(self) -> int:
+        """How long a reply can become before the window is full."""
+        return max(self.context_tokens - self.prompt_tokens, 0)
+
+    @property
+    def deficit_tokens(self) -> int:
+        """How many tokens the prompt has too many, one left for the reply; 0 when it fits."""
+        return max(self.prompt_tokens + 1 - self.context_tokens, 0)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the model sees all of it; when not, `CacheOptions.overflow` says what happens."""
+        return self.deficit_tokens == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """What a reply took.
 

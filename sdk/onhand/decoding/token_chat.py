@@ -32,16 +32,21 @@ class TokenChat:
         self, messages: Sequence[Message], options: GenerationOptions, cancel: threading.Event | None = None
     ) -> Generator[Event, None, None]:
         """Stream the reply to the messages. Raises TemplateError and what `Engine.stream` raises."""
-        if self.encoder is None:
-            raise TemplateError(self._no_template)
-        yield from self.engine.stream(self._prompt(self.encoder, messages, options), options, cancel)
+        yield from self.engine.stream(self._prompt(self._encoder(), messages, options), options, cancel)
+
+    @property
+    def context_tokens(self) -> int:
+        """The window: the most tokens of a conversation that the model sees at a time."""
+        return self.engine.window.tokens
+
+    def count(self, messages: Sequence[Message]) -> int:
+        """How many tokens the messages' prompt has. Raises TemplateError."""
+        return len(self._encoder().encode(messages))
 
     def save_cache(self, messages: Sequence[Message], path: Path) -> None:
         """Write what the model holds of a conversation to a file. Raises TemplateError, and as `Engine.save`."""
-        if self.encoder is None:
-            raise TemplateError(self._no_template)
         answered = any(message.role == "assistant" for message in messages)
-        ids = self.encoder.encode(messages, add_generation_prompt=False) if answered else []
+        ids = self._encoder().encode(messages, add_generation_prompt=False) if answered else []
         self.engine.save(ids, path, self._model)
 
     def load_cache(self, path: Path) -> int:
@@ -51,6 +56,11 @@ class TokenChat:
     def close(self) -> None:
         """Give back memory and threads."""
         self.engine.close()
+
+    def _encoder(self) -> PromptEncoder:
+        if self.encoder is None:
+            raise TemplateError(self._no_template)
+        return self.encoder
 
     def _prompt(self, encoder: PromptEncoder, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
         """The prompt; with its turns, which take some time to find, only where the window may be outgrown."""
