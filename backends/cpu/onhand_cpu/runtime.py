@@ -21,6 +21,7 @@ from onhand.runtime_checks import (
     checked_layers,
 )
 from onhand_cpu import denormals
+from onhand_cpu.attention_blocks import run_tokens
 from onhand_cpu.denormals import no_denormals
 from onhand_cpu.kv_cache import KvCache
 from onhand_cpu.kv_scales import KvScales
@@ -30,12 +31,6 @@ MAX_CHUNK_TOKENS = 512
 
 SHORT_CHUNK_TOKENS = 16
 """Chunks of up to so many tokens run together, padded to the longest; their bindings are kept."""
-
-# With heads of more than 128 values the attention kernel multiplies queries by a block of keys differently when there
-# are up to 64 of them, and its blocks begin every 256 places. A run that never crosses these places gives every token
-# what it gets in any other: seen on x86-64 with AVX-512 and 2 MiB of L2, by which the kernel chooses the 256.
-WIDE_HEAD_SIZE = 128
-WIDE_HEAD_PERIOD, WIDE_HEAD_CUTS = 256, (63, 256)
 
 # A run writes the keys of all its rows, padding too, into the places behind what a slot holds.
 SPARE_PLACES = MAX_CHUNK_TOKENS
@@ -161,9 +156,8 @@ class CpuRuntime:
         place, tokens, pieces = self._kv.lengths[chunk.slot], chunk.tokens, []
         while tokens:
             count = min(len(tokens), MAX_CHUNK_TOKENS)
-            if self.spec.head_size > WIDE_HEAD_SIZE and self._float_cache:
-                inside = place % WIDE_HEAD_PERIOD
-                count = min(count, next(cut for cut in WIDE_HEAD_CUTS if cut > inside) - inside)
+            if self._float_cache:
+                count = run_tokens(self.spec.head_size, place, count)
             rows = "none" if chunk.rows == "last" and count < len(tokens) else chunk.rows
             pieces.append(Chunk(slot=chunk.slot, tokens=tokens[:count], rows=rows))
             place, tokens = place + count, tokens[count:]
