@@ -158,7 +158,7 @@ def test_what_is_no_text_is_a_typed_error(wrong: object, tmp_path: Path) -> None
     with pytest.raises(onhand.OptionError):
         onhand.open(wrong)  # type: ignore[arg-type]
     with onhand.open(write_tiny(tmp_path / "tiny.gguf")) as model, pytest.raises(onhand.OptionError):
-        model.chat().ask(wrong)  # type: ignore[arg-type]
+        model.chat().ask(wrong)  # type: ignore[call-overload]
     with onhand.open(tmp_path / "tiny.gguf") as model, pytest.raises(onhand.OptionError):
         list(model.complete(wrong))  # type: ignore[arg-type]
 
@@ -171,7 +171,7 @@ def test_what_are_no_settings_is_a_typed_error(wrong: object, tmp_path: Path) ->
     with onhand.open(path) as model:
         asked: list[Callable[[], object]] = [
             lambda: model.chat(options=wrong),  # type: ignore[arg-type]
-            lambda: model.chat().ask("Hello", wrong),  # type: ignore[arg-type]
+            lambda: model.chat().ask("Hello", wrong),  # type: ignore[call-overload]
             lambda: list(model.complete("Hello", wrong)),  # type: ignore[arg-type]
         ]
         for ask in asked:

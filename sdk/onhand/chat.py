@@ -6,14 +6,20 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from onhand.backends import CacheKeeper, ChatRuntime
 from onhand.errors import CacheFileError, ChatBusyError, OptionError
 from onhand.options import GenerationOptions, checked_options, checked_text
 from onhand.transcripts import check_order, to_plain
-from onhand.types import Budget, DoneEvent, Event, EvictedEvent, Message, Reply, TextEvent
+from onhand.types import Budget, DoneEvent, Event, EvictedEvent, Message, Reply, TextEvent, TypedReply
+
+if TYPE_CHECKING:
+    from onhand.returns import Returns
+
+T = TypeVar("T")
 
 
 class Chat:
@@ -50,47 +56,71 @@ class Chat:
         """The indices in `messages` of those that the model saw nothing of in its last reply: the window slid on."""
         return self._unseen
 
-    def stream(self, text: str, options: GenerationOptions | None = None) -> Generator[Event, None, None]:
+    def stream(
+        self, text: str, options: GenerationOptions | None = None, *, returns: object = None
+    ) -> Generator[Event, None, None]:
         """Ask, and yield the reply as it comes; the last event is DoneEvent.
 
         Closing the generator cancels the reply within one step and keeps what was said:
-        `with closing(chat.stream(text)) as events`. options: for this reply alone. Raises OptionError for text that
-        cannot be encoded, ChatBusyError, TemplateError, ContextOverflowError, NumericalError, QueueFullError.
+        `with closing(chat.stream(text)) as events`. options: for this reply alone. returns: what the reply is to be: a
+        type that pydantic knows, a JSON schema as a dict, or a Grammar; then there are PartialEvents, and the last
+        event has a TypedReply. Raises OptionError for text that cannot be encoded, ChatBusyError, TemplateError,
+        ContextOverflowError, GrammarError, NumericalError, QueueFullError.
         """
-        return self._begin(Message("user", checked_text("text", text)), options)
+        return self._begin(Message("user", checked_text("text", text)), options, returns=returns)
 
-    def ask(self, text: str, options: GenerationOptions | None = None) -> Reply:
+    @overload
+    def ask(self, text: str, options: GenerationOptions | None = None) -> Reply: ...
+    @overload
+    def ask(self, text: str, options: GenerationOptions | None = None, *, returns: type[T]) -> TypedReply[T]: ...
+    @overload
+    def ask(self, text: str, options: GenerationOptions | None = None, *, returns: object) -> TypedReply[Any]: ...
+    def ask(self, text: str, options: GenerationOptions | None = None, *, returns: object = None) -> Reply:
         """Ask, and wait for the whole reply: the stream, joined."""
-        return _joined(self.stream(text, options))
+        return _joined(self.stream(text, options, returns=returns))
 
-    def astream(self, text: str, options: GenerationOptions | None = None) -> AsyncGenerator[Event, None]:
+    def astream(
+        self, text: str, options: GenerationOptions | None = None, *, returns: object = None
+    ) -> AsyncGenerator[Event, None]:
         """`stream` for asyncio: the same events, waited for in a thread of its own, so that the loop goes on.
 
         Closing the generator, or cancelling who waits for it, cancels the reply.
         """
         from onhand.asynchronous import bridged
 
-        return bridged(self.stream(text, options), self._cancel)
+        return bridged(self.stream(text, options, returns=returns), self._cancel)
 
-    async def aask(self, text: str, options: GenerationOptions | None = None) -> Reply:
+    @overload
+    async def aask(self, text: str, options: GenerationOptions | None = None) -> Reply: ...
+    @overload
+    async def aask(self, text: str, options: GenerationOptions | None = None, *, returns: type[T]) -> TypedReply[T]: ...
+    @overload
+    async def aask(
+        self, text: str, options: GenerationOptions | None = None, *, returns: object
+    ) -> TypedReply[Any]: ...
+    async def aask(self, text: str, options: GenerationOptions | None = None, *, returns: object = None) -> Reply:
         """`ask` for asyncio."""
         from onhand.asynchronous import last
 
-        return await last(self.astream(text, options))
+        return await last(self.astream(text, options, returns=returns))
 
-    def regenerate(self, options: GenerationOptions | None = None) -> Generator[Event, None, None]:
+    def regenerate(
+        self, options: GenerationOptions | None = None, *, returns: object = None
+    ) -> Generator[Event, None, None]:
         """Ask the last question once more, as `stream` does; the new reply takes the old one's place when it ends."""
         index = self._last_question("regenerate")
-        return self._begin(self._messages[index], options, index)
+        return self._begin(self._messages[index], options, index, returns)
 
-    def edit(self, index: int, text: str, options: GenerationOptions | None = None) -> Generator[Event, None, None]:
+    def edit(
+        self, index: int, text: str, options: GenerationOptions | None = None, *, returns: object = None
+    ) -> Generator[Event, None, None]:
         """Ask with another text in place of the question `messages[index]`, as `stream` does.
 
         That question, its reply and all that came after are replaced when the new reply ends; with `fork` first, both
         go on. Raises OptionError for an index at which no question stands.
         """
         before = self._question_at(index)
-        return self._begin(Message("user", checked_text("text", text), pinned=before.pinned), options, index)
+        return self._begin(Message("user", checked_text("text", text), pinned=before.pinned), options, index, returns)
 
     def undo(self, turns: int = 1) -> tuple[Message, ...]:
         """Take back the last questions with their replies; what was taken back. Raises OptionError."""
@@ -152,10 +182,22 @@ class Chat:
         self._runtime.save_cache(self._messages, Path(path))
 
     def _begin(
-        self, question: Message, options: GenerationOptions | None, index: int | None = None
+        self,
+        question: Message,
+        options: GenerationOptions | None,
+        index: int | None = None,
+        returns: object = None,
     ) -> Generator[Event, None, None]:
         """index: the question whose turn, with all that follows it, is replaced; None for one more turn."""
         chosen = checked_options("options", options, self.options)
+        wanted = None
+        if returns is not None:
+            from onhand.returns import Returns
+
+            wanted = Returns.of(returns)
+            if chosen.grammar is not None:
+                raise OptionError("options.grammar", chosen.grammar, "None where the reply has a type (returns=)")
+            chosen = replace(chosen, grammar=wanted.grammar)
         left_open = self._current() if self._current else None
         if left_open is not None:
             try:
@@ -163,17 +205,24 @@ class Chat:
             except ValueError as error:  # it is being executed
                 raise ChatBusyError from error
         self._cancel = threading.Event()
-        stream = self._reply(question, chosen, self._cancel, index)
+        stream = self._reply(question, chosen, self._cancel, index, wanted)
         self._current = weakref.ref(stream)
         return stream
 
     def _reply(
-        self, question: Message, options: GenerationOptions, cancel: threading.Event, index: int | None
+        self,
+        question: Message,
+        options: GenerationOptions,
+        cancel: threading.Event,
+        index: int | None,
+        wanted: Returns[Any] | None,
     ) -> Generator[Event, None, None]:
         said: list[str] = []
         self._unseen = ()
         ended = False
-        asked = [*self._messages[:index], question]
+        told = f"{question.content}\n\n{wanted.description}" if wanted and wanted.description else question.content
+        asked = [*self._messages[:index], replace(question, content=told)]
+        events = self._runtime.stream(asked, options, cancel)
 
         def record() -> None:
             self._messages[len(self._messages) if index is None else index :] = [
@@ -181,7 +230,7 @@ class Chat:
                 Message("assistant", "".join(said)),
             ]
 
-        with closing(self._runtime.stream(asked, options, cancel)) as events:
+        with closing(wanted.typed(events) if wanted else events) as events:
             try:
                 for event in events:
                     if isinstance(event, TextEvent):

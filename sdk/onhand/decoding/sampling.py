@@ -1,7 +1,8 @@
 """Logits to the next token id.
 
-The order is that of transformers: penalties, top-k, softmax at the temperature, top-p, min-p. Each filter keeps some of
-the likeliest tokens, at least one, and works on the probabilities of what the one before it kept.
+The order is that of transformers: penalties, what the grammar allows, top-k, softmax at the temperature, top-p, min-p.
+Each filter keeps some of the likeliest tokens, at least one, and works on the probabilities of what the one before it
+kept.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from onhand.decoding.constraints import Constraint
 from onhand.errors import NumericalError
 from onhand.options import GenerationOptions
 
@@ -103,8 +105,9 @@ class Sampler:
     seed: repeats the same choices for the same logits and options; drawn from the system's entropy if none was given.
     """
 
-    def __init__(self, options: GenerationOptions, vocab_size: int) -> None:
+    def __init__(self, options: GenerationOptions, vocab_size: int, constraint: Constraint | None = None) -> None:
         """vocab_size: the tokenizer's; logits beyond it belong to no token and are never chosen."""
+        self._constraint = constraint
         self.seed = secrets.randbits(64) if options.seed is None else options.seed
         self._options = options
         self._vocab_size = vocab_size
@@ -118,7 +121,7 @@ class Sampler:
     def sample(self, logits: F32) -> int:
         """The next token. logits: (vocab,) float32, left as they are.
 
-        Raises NumericalError when any logit is NaN or infinitely high, or no token is possible.
+        Raises NumericalError when any logit is NaN or infinitely high, or no token is possible; GrammarError.
         """
         logits = np.asarray(logits[: self._vocab_size], np.float32)
         if self._counts:
@@ -129,12 +132,16 @@ class Sampler:
                 presence=self._options.presence_penalty,
                 frequency=self._options.frequency_penalty,
             )
+        if self._constraint is not None:
+            logits = self._constraint.allowed(logits)
         best = int(logits.argmax())  # of a NaN, if there is one; else the lowest id of the highest logit
         top = float(logits[best])
         if not math.isfinite(top):
             raise NumericalError(self._steps, "no token is possible" if top == -math.inf else f"a logit is {top}")
         token = best if self._options.temperature == 0 else self._draw(logits, top)
         self._steps += 1
+        if self._constraint is not None:
+            self._constraint.take(token)
         self._remember(token)
         return token
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence as Ids
 
 from onhand.backends import Logits
+from onhand.decoding.constraints import Constraint
 from onhand.decoding.cuts import Cuts
 from onhand.decoding.detokenizer import Detokenizer
 from onhand.decoding.sampling import Sampler
@@ -39,6 +40,7 @@ class Sequence:
         guesser: Guesser,
         max_tokens: float,
         cancel: threading.Event | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         self.prompt = prompt
         self.options = options
@@ -58,9 +60,10 @@ class Sequence:
         self._guessed_tokens = 0
         self._max_tokens = max_tokens
         self._cancel = cancel
+        self.constraint = constraint
         self._deadline = None if options.deadline_seconds is None else self.left_at + options.deadline_seconds
         self._end_ids = tokenizer.end_ids
-        self._sampler = Sampler(options, tokenizer.size)
+        self._sampler = Sampler(options, tokenizer.size, constraint)
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopMatcher(options.stop)
         self._shown: list[str] = []
@@ -125,7 +128,8 @@ class Sequence:
     def _show(self, token: int) -> None:
         ended = token in self._end_ids
         self._say(self._stops.feed(self._detokenizer.finish() if ended else self._detokenizer.feed(token)))
-        if ended or self._stops.matched is not None:
+        whole = self.constraint is not None and self.constraint.complete
+        if ended or whole or self._stops.matched is not None:
             self.end("stop")
         elif self.generated >= self._max_tokens:
             self.end("length")

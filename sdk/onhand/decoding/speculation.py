@@ -85,8 +85,8 @@ class PromptLookup:
 class Speculation:
     """Decides how many guesses to verify. seconds: of a run by its rows; right, made: guesses by their kind."""
 
-    KINDS = PromptLookup.LONGEST_MATCH - PromptLookup.LEAST_MATCH + 2
-    DRAFTED = KINDS - 1
+    KINDS = PromptLookup.LONGEST_MATCH - PromptLookup.LEAST_MATCH + 3
+    DRAFTED, FORCED = KINDS - 2, KINDS - 1  # by a model; by a grammar that leaves no choice but how it is written
     FORGETTING = 0.98
     PRIOR_WEIGHT = 4.0
     SECONDS_WEIGHT = 0.1
@@ -126,7 +126,8 @@ class Speculation:
 
     def _chance(self, kind: int) -> float:
         """How likely a guess is right when those before it were."""
-        prior = 0.7 if kind == self.DRAFTED else 0.4 + 0.5 * kind / (self.DRAFTED - 1)
+        priors = {self.DRAFTED: 0.7, self.FORCED: 0.9}
+        prior = priors.get(kind, 0.4 + 0.5 * kind / (self.DRAFTED - 1))
         return (self._right[kind] + self.PRIOR_WEIGHT * prior) / (self._made[kind] + self.PRIOR_WEIGHT)
 
     def _cost(self, rows: int) -> float:

@@ -100,12 +100,18 @@ class Steps:
         if sequence.options.speculate is False or sequence.slot is None:
             return None
         most = min(MAX_GUESSES, sequence.tokens_left - 1, self._window.tokens - sequence.slot.length - 1)
+        guess = self._guess_of(sequence, most) if most > 0 else None
+        return self._speculation.worth(guess) if guess and not sequence.options.speculate else guess
+
+    def _guess_of(self, sequence: Sequence, most: int) -> Guess | None:
+        """What the grammar leaves no choice about, or else the sequence's own guess."""
+        if sequence.constraint and (forced := sequence.constraint.forced()):
+            return Guess(forced[:most], Speculation.FORCED)
         try:
-            guess = sequence.guesser.guess(sequence.ids, most) if most > 0 else None
+            return sequence.guesser.guess(sequence.ids, most)
         except OnhandError:  # the small model's failure is none of the large one's
             sequence.guesser = PromptLookup()
             return None
-        return self._speculation.worth(guess) if guess and not sequence.options.speculate else guess
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Whether the reply's next token can be read now: its window slides if it must."""
