@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 T = TypeVar("T")
@@ -11,9 +11,12 @@ T = TypeVar("T")
 Role = Literal["system", "user", "assistant", "tool"]
 """Who speaks."""
 
-FinishReason = Literal["stop", "length", "deadline", "cancelled"]
-"""Why a reply ended: the model or a stop string ended it, a limit of tokens cut it, its time was up, or it was
-cancelled."""
+FinishReason = Literal["stop", "length", "deadline", "cancelled", "tool_calls"]
+"""Why a reply ended: the model or a stop string ended it, a limit of tokens cut it, its time was up, it was cancelled,
+or it calls tools and waits for what they say."""
+
+ToolChoice = Literal["auto", "required", "none"]
+"""Whether a reply may call tools, must, or must not."""
 
 Progress = Callable[[str, int, int], None]
 """Told (what, done, total) while something long runs; the units of done and total are alike, total >= 1."""
@@ -52,12 +55,48 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that the model wants called. arguments: a JSON object. id: tells the calls of a conversation apart."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as a model is told of it. parameters: the JSON schema of its arguments, of type object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOffer:
+    """The tools that a reply may call. parallel: several at once."""
+
+    specs: tuple[ToolSpec, ...] = ()
+    choice: ToolChoice = "auto"
+    parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation. pinned: stays in the model's sight when the window slides."""
+    """One message of a conversation. pinned: stays in the model's sight when the window slides.
+
+    thinking, tool_calls: of an assistant's message, what it thought before it said anything, and the tools that it
+    called. tool_name, tool_call_id: of a tool's message, which call it answers.
+    """
 
     role: Role
     content: str
     pinned: bool = False
+    _: KW_ONLY
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_name: str = ""
+    tool_call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +154,10 @@ class Usage:
 class Reply:
     """A finished reply.
 
-    seed reproduces it with the same model, options and messages. stop_string is the one that matched, if one did.
+    text: what is meant to be read; where tools were called, what came after the last of them. thinking: what a reasoning
+    model thought before. tool_calls: what it called, in a conversation those of all its steps. seed reproduces it with
+    the same model, options and messages. stop_string is the one that matched, if one did. problem: what is wrong with a
+    tool call that could not be read, which then is text.
     """
 
     text: str
@@ -123,6 +165,9 @@ class Reply:
     usage: Usage
     seed: int
     stop_string: str | None = None
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +211,36 @@ class TextEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingEvent:
+    """The next piece of what a reasoning model thinks before it answers: whole characters, never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEvent:
+    """The model calls a tool; in a conversation that has such a tool, it is about to run."""
+
+    call: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResultEvent:
+    """A tool has answered. content: what the model is told. failed: whether that is an error, or a refusal."""
+
+    call: ToolCall
+    content: str
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsEvent:
+    """How far a reply is: sent when its prompt has been read and then every METRICS_TOKENS tokens."""
+
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
 class PartialEvent:
     """What there is of the value that a reply is to have: plain data, whose last string may go on."""
 
@@ -179,5 +254,15 @@ class DoneEvent:
     reply: Reply
 
 
-Event = PrefillEvent | EvictedEvent | TextEvent | PartialEvent | DoneEvent
+Event = (
+    PrefillEvent
+    | EvictedEvent
+    | MetricsEvent
+    | ThinkingEvent
+    | TextEvent
+    | PartialEvent
+    | ToolCallEvent
+    | ToolResultEvent
+    | DoneEvent
+)
 """What a stream yields."""

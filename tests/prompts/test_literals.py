@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from onhand.prompts.literals import MAX_DEPTH, LiteralError, UnfinishedError, read_arguments, read_value
 
 KEYS = st.text(max_size=8)
