@@ -154,7 +154,7 @@ class Usage:
 class Reply:
     """A finished reply.
 
-    text: what is meant to be read; where tools were called, what came after the last of them. thinking: what a reasoning
+    text: what is meant to be read; where tools were called, what came after the last one. thinking: what a reasoning
     model thought before. tool_calls: what it called, in a conversation those of all its steps. seed reproduces it with
     the same model, options and messages. stop_string is the one that matched, if one did. problem: what is wrong with a
     tool call that could not be read, which then is text.
