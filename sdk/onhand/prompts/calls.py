@@ -75,11 +75,12 @@ def dialect_of(template: str) -> Dialect:
     return next((dialect for dialect in DIALECTS if dialect.sign in template), HERMES)
 
 
-_NAME = re.compile(r"[\w.\-]+")
+_BEGINS = re.compile(r"(?:call:)?[\w.\-]*\s*(?:\[[A-Z_]*\]?\s*[\w\-]*\s*)*")
 _NAMED = re.compile(
     r"\s*(?:call:|\[TOOL_CALLS\])?\s*([\w.\-]+)\s*(?:\[CALL_ID\]\s*([\w\-]+)\s*)?(?:\[ARGS\]\s*)?(?=\{)"
 )
 _PYTHONIC = re.compile(r"\s*([A-Za-z_][\w.]*)\(")
+_NAME_BEGINS = re.compile(r"(?:[A-Za-z_][\w.]*)?\s*\Z")
 _XML_CALL = re.compile(r"\s*<function=([\w.\-]+)>(.*?)</function>", re.DOTALL)
 _XML_ARGUMENT = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _BETWEEN = re.compile(r"[\s;,]*")
@@ -121,7 +122,7 @@ def _read_one(text: str, start: int) -> tuple[list[ToolCall], int]:
     if rest[0] in "{[":
         value, end = read_value(text, start)
         return _from_json(value), end
-    if _NAME.fullmatch(rest.removeprefix("call:").removesuffix("[")) or "[CALL_ID]" in rest or "[ARGS]" in rest:
+    if _BEGINS.fullmatch(rest):
         raise UnfinishedError("only the beginning of a call")
     raise LiteralError("no call")
 
@@ -134,7 +135,7 @@ def _read_pythonic_list(text: str, at: int) -> tuple[list[ToolCall], int]:
         between = _BETWEEN.match(text, at)
         assert between is not None
         at = between.end()
-    if at >= len(text):
+    if _NAME_BEGINS.match(text, at):
         raise UnfinishedError("the array has no end")
     if text[at] != "]":
         raise LiteralError("no call in an array of calls")
@@ -145,7 +146,7 @@ def _read_xml(text: str, start: int) -> tuple[list[ToolCall], int]:
     found = _XML_CALL.match(text, start)
     if found is None:
         raise UnfinishedError("</function> is missing")
-    return [ToolCall(found[1], {key: value for key, value in _XML_ARGUMENT.findall(found[2])})], found.end()
+    return [ToolCall(found[1], dict(_XML_ARGUMENT.findall(found[2])))], found.end()
 
 
 def _from_json(value: Any) -> list[ToolCall]:
@@ -165,9 +166,9 @@ def _calls_of(objects: Sequence[Any]) -> Iterator[ToolCall]:
         name = next((body[key] for key in _NAME_KEYS if isinstance(body.get(key), str)), None)
         if name is None:
             raise LiteralError("an object without a tool's name")
-        arguments = next((body[key] for key in _ARGUMENT_KEYS if key in body), {})
+        arguments: Any = next((body[key] for key in _ARGUMENT_KEYS if key in body), {})
         if isinstance(arguments, str):
-            arguments, _ = read_value(arguments) if arguments.strip() else ({}, 0)
+            arguments = read_value(arguments)[0] if arguments.strip() else {}
         if not isinstance(arguments, dict):
             raise LiteralError("arguments that are no object")
         id_ = one.get("id")
