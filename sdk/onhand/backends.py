@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from onhand.errors import BackendUnavailableError, OptionError
 from onhand.options import CacheOptions, DeviceOptions, GenerationOptions
-from onhand.types import Event, Message, Progress
+from onhand.types import Event, Message, Progress, ToolOffer
 
 if TYPE_CHECKING:
     from onhand.formats.gguf import GgufFile
@@ -117,18 +117,23 @@ class ChatRuntime(Protocol):
     """Messages in, events out: what a decoder becomes through `decoding.TokenChat`; what some systems are natively."""
 
     def stream(
-        self, messages: Sequence[Message], options: GenerationOptions, cancel: threading.Event | None = None
+        self,
+        messages: Sequence[Message],
+        options: GenerationOptions,
+        cancel: threading.Event | None = None,
+        tools: ToolOffer | None = None,
     ) -> Generator[Event, None, None]:
         """Stream a reply. Closing the generator cancels it within one step, also while the prompt is being read.
 
-        cancel: set by any thread, ends it as soon, with what it has and the finish_reason "cancelled".
+        cancel: set by any thread, ends it as soon, with what it has and the finish_reason "cancelled". tools: what it
+        may call; a reply that does has ToolCallEvents and the finish_reason "tool_calls".
         """
 
     @property
     def context_tokens(self) -> int:
         """The window: the most tokens of a conversation that the model sees at a time."""
 
-    def count(self, messages: Sequence[Message]) -> int:
+    def count(self, messages: Sequence[Message], tools: ToolOffer | None = None) -> int:
         """How many tokens the prompt has that `stream` makes of the messages. Raises TemplateError."""
 
     def close(self) -> None:
@@ -139,7 +144,7 @@ class ChatRuntime(Protocol):
 class CacheKeeper(Protocol):
     """A ChatRuntime that can write its KV cache of a conversation to a file."""
 
-    def save_cache(self, messages: Sequence[Message], path: Path) -> None:
+    def save_cache(self, messages: Sequence[Message], path: Path, tools: ToolOffer | None = None) -> None:
         """Write what is held of a conversation, whole or not at all. Raises CacheFileError, StorageError."""
 
 

@@ -36,6 +36,7 @@ from onhand.errors import CacheFileError, ContextOverflowError, OnhandError, Opt
 from onhand.formats.package import write_whole
 from onhand.formats.tokenizer import Tokenizer
 from onhand.options import CacheOptions, GenerationOptions
+from onhand.prompts.replies import Shape
 from onhand.types import DoneEvent, Event
 
 PREFILL_CHUNK_TOKENS = 256
@@ -94,14 +95,20 @@ class Engine:
         self._uses = 0
 
     def stream(
-        self, prompt: Prompt, options: GenerationOptions, cancel: threading.Event | None = None
+        self,
+        prompt: Prompt,
+        options: GenerationOptions,
+        cancel: threading.Event | None = None,
+        shape: Shape | None = None,
     ) -> Generator[Event, None, None]:
         """Continue the prompt. Closing the generator cancels within one step; so does `cancel`, set by any thread.
+
+        shape: what may stand in the reply; None for text.
 
         Raises ContextOverflowError, GrammarError, NumericalError, QueueFullError, OptionError, BackendError; the other
         replies go on.
         """
-        sequence = self._enter(prompt, options, cancel)
+        sequence = self._enter(prompt, options, cancel, shape)
         try:
             while True:
                 event = self._next_event(sequence)
@@ -125,7 +132,9 @@ class Engine:
             if self._draft is not None:
                 self._draft.close()
 
-    def _enter(self, prompt: Prompt, options: GenerationOptions, cancel: threading.Event | None) -> Sequence:
+    def _enter(
+        self, prompt: Prompt, options: GenerationOptions, cancel: threading.Event | None, shape: Shape | None
+    ) -> Sequence:
         if not prompt.ids:
             raise OptionError("prompt", "", "at least one token")
         max_tokens = math.inf if options.max_tokens is None else options.max_tokens
@@ -135,7 +144,7 @@ class Engine:
                 raise ContextOverflowError(len(prompt.ids), self.window.tokens)
             max_tokens = min(max_tokens, room)
         constraint = None if options.grammar is None else self._grammars.constraint(options.grammar)
-        sequence = Sequence(prompt, options, self.tokenizer, self._guesser(), max_tokens, cancel, constraint)
+        sequence = Sequence(prompt, options, self.tokenizer, self._guesser(), max_tokens, cancel, constraint, shape)
         with self._changed:
             waiting = sum(other.slot is None for other in self._sequences)
             if waiting >= self._max_waiting:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 
 from onhand.backends import Logits
@@ -19,7 +20,19 @@ from onhand.decoding.stopping import StopMatcher
 from onhand.decoding.window import Prompt
 from onhand.formats.tokenizer import Tokenizer
 from onhand.options import GenerationOptions
-from onhand.types import DoneEvent, Event, EvictedEvent, FinishReason, PrefillEvent, Reply, TextEvent, Usage
+from onhand.prompts.replies import Piece, ReplyReader, Shape
+from onhand.types import (
+    DoneEvent,
+    Event,
+    EvictedEvent,
+    FinishReason,
+    PrefillEvent,
+    Reply,
+    TextEvent,
+    ThinkingEvent,
+    ToolCall,
+    Usage,
+)
 
 RUN_AHEAD_EVENTS = 16
 """How far a reply may be ahead of its reader, who may be slow; without room to run ahead, others would wait for him."""
@@ -41,6 +54,7 @@ class Sequence:
         max_tokens: float,
         cancel: threading.Event | None = None,
         constraint: Constraint | None = None,
+        shape: Shape | None = None,
     ) -> None:
         self.prompt = prompt
         self.options = options
@@ -62,11 +76,16 @@ class Sequence:
         self._cancel = cancel
         self.constraint = constraint
         self._deadline = None if options.deadline_seconds is None else self.left_at + options.deadline_seconds
-        self._end_ids = tokenizer.end_ids
+        shape = shape or Shape()
+        control = tokenizer.scaffold_tokens
+        self._end_ids = tokenizer.end_ids | {control[text] for text in shape.ends if text in control}
         self._sampler = Sampler(options, tokenizer.size, constraint)
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, {control[text]: text for text in shape.markers if text in control})
+        self.reader = ReplyReader(shape)
         self._stops = StopMatcher(options.stop)
         self._shown: list[str] = []
+        self._thought: list[str] = []
+        self._calls: list[ToolCall] = []
         self._evicted_tokens = 0
 
     @property
@@ -127,12 +146,27 @@ class Sequence:
 
     def _show(self, token: int) -> None:
         ended = token in self._end_ids
-        self._say(self._stops.feed(self._detokenizer.finish() if ended else self._detokenizer.feed(token)))
+        self._take(self.reader.feed(self._detokenizer.finish() if ended else self._detokenizer.feed(token)))
         whole = self.constraint is not None and self.constraint.complete
         if ended or whole or self._stops.matched is not None:
             self.end("stop")
         elif self.generated >= self._max_tokens:
             self.end("length")
+
+    def _take(self, pieces: Iterable[Piece]) -> None:
+        """Stop strings end what is said; what is thought or called by then has been."""
+        for piece in pieces:
+            if self._stops.matched is not None:
+                return
+            if isinstance(piece, TextEvent):
+                self._say(self._stops.feed(piece.text))
+                continue
+            if isinstance(piece, ThinkingEvent):
+                self._thought.append(piece.text)
+            else:
+                self._say(self._stops.finish())
+                self._calls.append(piece.call)
+            self.events.append(piece)
 
     def _say(self, text: str) -> None:
         if text:
@@ -142,9 +176,14 @@ class Sequence:
     def end(self, reason: FinishReason) -> None:
         """The last words, and the event that ends the stream."""
         if self._stops.matched is None:
-            self._say(self._stops.feed(self._detokenizer.finish()) + self._stops.finish())
+            self._take(self.reader.feed(self._detokenizer.finish()))
+            self._take(self.reader.finish(cut=reason != "stop"))
+        if self._stops.matched is None:
+            self._say(self._stops.finish())
         if self._stops.matched is not None:
             reason = "stop"
+        if reason == "stop" and self._calls:
+            reason = "tool_calls"
         usage = Usage(
             prompt_tokens=len(self.prompt.ids),
             completion_tokens=self.generated,
@@ -160,6 +199,9 @@ class Sequence:
             usage=usage,
             seed=self._sampler.seed,
             stop_string=self._stops.matched,
+            thinking="".join(self._thought),
+            tool_calls=tuple(self._calls),
+            problem=self.reader.problem,
         )
         self.ended = True
         self.events.append(DoneEvent(reply))

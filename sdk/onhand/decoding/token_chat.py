@@ -11,9 +11,10 @@ from onhand.decoding.engine import Engine
 from onhand.decoding.window import Prompt, Turn
 from onhand.errors import TemplateError
 from onhand.options import GenerationOptions
-from onhand.prompts.boundaries import turn_starts
+from onhand.prompts.boundaries import Encoder, turn_starts
 from onhand.prompts.encode import PromptEncoder
-from onhand.types import Event, Message
+from onhand.prompts.replies import Shape
+from onhand.types import Event, Message, ToolOffer
 
 
 class TokenChat:
@@ -29,24 +30,31 @@ class TokenChat:
         self._model = model
 
     def stream(
-        self, messages: Sequence[Message], options: GenerationOptions, cancel: threading.Event | None = None
+        self,
+        messages: Sequence[Message],
+        options: GenerationOptions,
+        cancel: threading.Event | None = None,
+        tools: ToolOffer | None = None,
     ) -> Generator[Event, None, None]:
         """Stream the reply to the messages. Raises TemplateError and what `Engine.stream` raises."""
-        yield from self.engine.stream(self._prompt(self._encoder(), messages, options), options, cancel)
+        encoder = self._encoder()
+        prompt = self._prompt(encoder.with_tools(tools.specs if tools else ()), messages, options)
+        yield from self.engine.stream(prompt, options, cancel, self._shape(encoder, prompt, tools))
 
     @property
     def context_tokens(self) -> int:
         """The window: the most tokens of a conversation that the model sees at a time."""
         return self.engine.window.tokens
 
-    def count(self, messages: Sequence[Message]) -> int:
+    def count(self, messages: Sequence[Message], tools: ToolOffer | None = None) -> int:
         """How many tokens the messages' prompt has. Raises TemplateError."""
-        return len(self._encoder().encode(messages))
+        return len(self._encoder().with_tools(tools.specs if tools else ()).encode(messages))
 
-    def save_cache(self, messages: Sequence[Message], path: Path) -> None:
+    def save_cache(self, messages: Sequence[Message], path: Path, tools: ToolOffer | None = None) -> None:
         """Write what the model holds of a conversation to a file. Raises TemplateError, and as `Engine.save`."""
         answered = any(message.role == "assistant" for message in messages)
-        ids = self._encoder().encode(messages, add_generation_prompt=False) if answered else []
+        encoder = self._encoder().with_tools(tools.specs if tools else ())
+        ids = encoder.encode(messages, add_generation_prompt=False) if answered else []
         self.engine.save(ids, path, self._model)
 
     def load_cache(self, path: Path) -> int:
@@ -62,7 +70,16 @@ class TokenChat:
             raise TemplateError(self._no_template)
         return self.encoder
 
-    def _prompt(self, encoder: PromptEncoder, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
+    def _shape(self, encoder: PromptEncoder, prompt: Prompt, tools: ToolOffer | None) -> Shape:
+        calling = tools is not None and tools.specs and tools.choice != "none"
+        return Shape(
+            thought=encoder.thought,
+            in_thought=encoder.thought is not None and encoder.ends_with(prompt.ids, encoder.thought[0]),
+            dialect=encoder.tools.dialect if calling else None,
+            offer=tools if calling else None,
+        )
+
+    def _prompt(self, encoder: Encoder, messages: Sequence[Message], options: GenerationOptions) -> Prompt:
         """The prompt; with its turns, which take some time to find, only where the window may be outgrown."""
         ids = encoder.encode(messages)
         longest = len(ids) + (math.inf if options.max_tokens is None else options.max_tokens)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from onhand.errors import TemplateError, TemplateLimitError
 from onhand.prompts.template import ChatTemplate, one_line
 from onhand.prompts.turns import Turns, probe, stand_in
-from onhand.types import Message, Role
+from onhand.types import Message, Role, ToolSpec
 
 SEPARATOR = "\n\n"
 """Stands between texts that are merged into one turn."""
@@ -96,7 +96,7 @@ class MessageAdapter:
         text it drops, or naming the roles whose turns it lets run into each other; TemplateLimitError.
         """
         text = self._render(messages, self.policy, add_generation_prompt)
-        lost = _first_lost(messages, text)
+        lost = first_lost(messages, text)
         if lost is not None:
             raise TemplateError(
                 f"it has no place for message {lost} ({messages[lost].role}): its text is missing or out of order in "
@@ -109,16 +109,26 @@ class MessageAdapter:
             raise TemplateError(f"it does not keep these turns apart, use another template: {one_line(turns)}")
         return text
 
-    def _render(self, messages: Sequence[Message], policy: Policy, add_generation_prompt: bool = True) -> str:
-        adapted = adapt(messages, policy)
-        plain: list[dict[str, object]] = [
-            {
-                "role": message.role,
-                "content": [{"type": "text", "text": message.content}] if policy.content_parts else message.content,
-            }
-            for message in adapted
-        ]
-        return self._template.render_plain(plain, add_generation_prompt)
+    @property
+    def source(self) -> str:
+        """The template."""
+        return self._template.source
+
+    def written(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[ToolSpec] = ()
+    ) -> str:
+        """What the template makes of the messages, unchecked. Raises TemplateError, TemplateLimitError."""
+        return self._render(messages, self.policy, add_generation_prompt, tools)
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        policy: Policy,
+        add_generation_prompt: bool = True,
+        tools: Sequence[ToolSpec] = (),
+    ) -> str:
+        plain = [_plain(message, policy) for message in adapt(messages, policy)]
+        return self._template.render_plain(plain, add_generation_prompt, [as_function(spec) for spec in tools])
 
     def _adopt(self, probes: Sequence[_Probe], fits: Callable[[Sequence[Message], Policy], bool]) -> None:
         """Change the policy where that is what it takes for a conversation to fit."""
@@ -140,7 +150,7 @@ class MessageAdapter:
 
     def _whole(self, messages: Sequence[Message], policy: Policy) -> str | None:
         text = self._try(messages, policy)
-        if text is None or _first_lost(messages, text) is not None:
+        if text is None or first_lost(messages, text) is not None:
             return None
         later = [message.content for message in messages[_opening(messages) :] if message.content.strip()]
         return text if all(text.count(content) == 1 for content in later) else None
@@ -165,7 +175,7 @@ def adapt(messages: Sequence[Message], policy: Policy) -> list[Message]:
         moved = message.role == "system" and (policy.merge_system or (policy.merge_late_system and late))
         turn = Message("user", message.content) if moved else message
         last = turns[-1] if turns else None
-        same = last is not None and last.role == turn.role
+        same = last is not None and last.role == turn.role and not (last.tool_calls or turn.tool_calls)
         joined = (
             (open_system and turn.role == "user")
             or (same and policy.merge_neighbours and turn.role in ("user", "assistant"))
@@ -182,6 +192,28 @@ def adapt(messages: Sequence[Message], policy: Policy) -> list[Message]:
     return turns
 
 
+def as_function(spec: ToolSpec) -> dict[str, object]:
+    """A tool in the form that templates take."""
+    function = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
+    return {"type": "function", "function": function}
+
+
+def _plain(message: Message, policy: Policy) -> dict[str, object]:
+    """A message in the form that templates take."""
+    content = [{"type": "text", "text": message.content}] if policy.content_parts else message.content
+    plain: dict[str, object] = {"role": message.role, "content": content}
+    if message.thinking:
+        plain["reasoning_content"] = message.thinking
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        plain |= {"name": message.tool_name, "tool_call_id": message.tool_call_id}
+    return plain
+
+
 def _is_usual(messages: Sequence[Message]) -> bool:
     """Whether the policy was found for conversations like this one.
 
@@ -191,7 +223,7 @@ def _is_usual(messages: Sequence[Message]) -> bool:
     return "user" in roles and "tool" not in roles and all(message.content.strip() for message in messages)
 
 
-def _first_lost(messages: Sequence[Message], text: str) -> int | None:
+def first_lost(messages: Sequence[Message], text: str) -> int | None:
     """The index of the first message whose content is not in the text after the one before it, or None.
 
     The system message that opens a conversation may stand anywhere: some templates write it into the last user turn.

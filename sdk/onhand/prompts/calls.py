@@ -33,6 +33,7 @@ class Dialect:
     closing: str = ""
     listed: bool = False
     arguments: str = "arguments"
+    response: str = ""
 
     def write(self, calls: Sequence[ToolCall]) -> str:
         """The calls as an assistant's text, for a template that knows no tools; as JSON."""
@@ -51,13 +52,21 @@ HERMES = Dialect(name="hermes", sign="<tool_call>", opening="<tool_call>", closi
 """What models are asked for whose templates know no tools: more have been trained on it than on any other."""
 
 DIALECTS: Sequence[Dialect] = (
-    Dialect(name="gemma4", sign="<|tool_call>", syntax="gemma", opening="<|tool_call>", closing="<tool_call|>"),
+    Dialect(
+        name="gemma4",
+        sign="<|tool_call>",
+        syntax="gemma",
+        opening="<|tool_call>",
+        closing="<tool_call|>",
+        response="<|tool_response>",
+    ),
     Dialect(
         name="functiongemma",
         sign="<start_function_call>",
         syntax="gemma",
         opening="<start_function_call>",
         closing="<end_function_call>",
+        response="<start_function_response>",
     ),
     Dialect(name="mistral", sign="[ARGS]", syntax="named_json", opening="[TOOL_CALLS]"),
     Dialect(name="mistral-list", sign="[TOOL_CALLS]", opening="[TOOL_CALLS]", listed=True),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from onhand.errors import TemplateError
-from onhand.types import Message
+from onhand.types import Message, ToolSpec
 
 _BORDER = "\0"
 
@@ -88,9 +90,51 @@ class Guard:
         return text[:start] + fenced + text[start + len(core) :]
 
 
-def unused_character(messages: Sequence[Message]) -> str:
-    """A character that stands in none of these contents, nor does its JSON escape."""
-    used = "".join(message.content for message in messages)
+def map_texts(change: Callable[[str], str], value: Any) -> Any:
+    """Plain data with every text in it changed, the keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {map_texts(change, key): map_texts(change, one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_texts(change, one) for one in value]
+    return value
+
+
+def map_message(change: Callable[[str], str], message: Message) -> Message:
+    """A message with every text in it changed, those of its calls included."""
+    calls = tuple(
+        replace(call, name=change(call.name), arguments=map_texts(change, call.arguments), id=change(call.id))
+        for call in message.tool_calls
+    )
+    return replace(
+        message,
+        content=change(message.content),
+        thinking=change(message.thinking),
+        tool_calls=calls,
+        tool_name=change(message.tool_name),
+        tool_call_id=change(message.tool_call_id),
+    )
+
+
+def map_spec(change: Callable[[str], str], spec: ToolSpec) -> ToolSpec:
+    """A tool with every text in it changed."""
+    return ToolSpec(change(spec.name), change(spec.description), map_texts(change, spec.parameters))
+
+
+def unused_character(messages: Sequence[Message], specs: Sequence[ToolSpec] = ()) -> str:
+    """A character that stands in none of these texts, nor does its JSON escape."""
+    texts: list[str] = []
+
+    def collect(text: str) -> str:
+        texts.append(text)
+        return text
+
+    for message in messages:
+        map_message(collect, message)
+    for spec in specs:
+        map_spec(collect, spec)
+    used = "".join(texts)
     for code in (code for codes in _MARKERS for code in codes):
         if chr(code) not in used and escape(chr(code)) not in used:
             return chr(code)

@@ -41,6 +41,11 @@ class Shape:
         inside = ("[ARGS]", "[CALL_ID]", '<|"|>', "<escape>") if calls else ()
         return {marker for marker in (*(self.thought or ()), *calls, *inside) if marker}
 
+    @property
+    def ends(self) -> Collection[str]:
+        """The control texts that end the reply besides the model's own."""
+        return {self.dialect.response} if self.dialect and self.offer and self.dialect.response else ()
+
 
 class ReplyReader:
     """Reads one reply. Whatever the pieces that it comes in, the events, joined, are the same.

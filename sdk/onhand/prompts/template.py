@@ -78,10 +78,16 @@ class ChatTemplate:
             [{"role": message.role, "content": message.content} for message in messages], add_generation_prompt
         )
 
-    def render_plain(self, messages: list[dict[str, object]], add_generation_prompt: bool = True) -> str:
-        """The same for messages that already have the form that the template sees."""
-        variables = {**self._variables, "messages": messages, "add_generation_prompt": add_generation_prompt}
-        meter = Meter(messages, self._variables)
+    def render_plain(
+        self,
+        messages: list[dict[str, object]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] = (),
+    ) -> str:
+        """The same for messages and tools that already have the form that the template sees."""
+        given = self._variables | ({"tools": list(tools)} if tools else {})
+        variables = {**given, "messages": messages, "add_generation_prompt": add_generation_prompt}
+        meter = Meter(messages, given)
         context = self._template.new_context(with_meter(variables, meter))
         try:
             return "".join(self._template.root_render_func(context))
