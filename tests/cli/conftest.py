@@ -27,7 +27,7 @@ SCRIPT = """
         yield DoneEvent(Reply(text="".join(pieces), finish_reason=finish_reason, usage=usage, seed=7))
 
     class Runtime:
-        def stream(self, messages, options, cancel=None):
+        def stream(self, messages, options, cancel=None, tools=None):
             question = messages[-1].content
             if question == "long":
                 yield from reply([f"word{n} " for n in range(3000)])

@@ -183,7 +183,7 @@ def test_thoughts_are_told_apart(thought: tuple[str, str], in_thought: bool) -> 
     said = f"{'' if in_thought else opening}Hm, {opening[:-1]} {{x}}.{closing}\n\nParis.{TAGGED}"
     for pieces in ([said], list(said)):
         text, calls, thinking, _ = read(pieces, thought=thought, in_thought=in_thought)
-        assert (text.strip(), calls, thinking) == ("Paris.", [PARIS], f"Hm, {opening[:-1]} {{x}}.")
+        assert (text, calls, thinking) == ("Paris.", [PARIS], f"Hm, {opening[:-1]} {{x}}.")
 
 
 def test_a_marker_in_a_thought_is_no_call() -> None:

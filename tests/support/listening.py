@@ -10,7 +10,7 @@ from onhand.options import GenerationOptions
 from onhand.prompts.encode import PromptEncoder
 from onhand.prompts.template import ChatTemplate
 from onhand.testing import Step
-from onhand.types import Event, Message
+from onhand.types import Event, Message, ToolOffer
 from support.scripted import byte_tokenizer, scripted
 from support.tiny import CHATML
 
@@ -25,17 +25,21 @@ class Listening:
         self.asked: list[list[Message]] = []
 
     def stream(
-        self, messages: Sequence[Message], options: GenerationOptions, cancel: threading.Event | None = None
+        self,
+        messages: Sequence[Message],
+        options: GenerationOptions,
+        cancel: threading.Event | None = None,
+        tools: ToolOffer | None = None,
     ) -> Generator[Event, None, None]:
         self.asked.append(list(messages))
-        yield from self._inner.stream(messages, options, cancel)
+        yield from self._inner.stream(messages, options, cancel, tools)
 
     @property
     def context_tokens(self) -> int:
         return self._inner.context_tokens
 
-    def count(self, messages: Sequence[Message]) -> int:
-        return self._inner.count(messages)
+    def count(self, messages: Sequence[Message], tools: ToolOffer | None = None) -> int:
+        return self._inner.count(messages, tools)
 
     def close(self) -> None:
         self._inner.close()

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Self
 
 from onhand.cli.console import note, progress_bars, say
-from onhand.types import DoneEvent, Event, PrefillEvent, Reply, TextEvent
+from onhand.types import DoneEvent, Event, PrefillEvent, Reply, TextEvent, ThinkingEvent
 
 STUCK_SECONDS = 3.0
 
@@ -44,10 +44,15 @@ def show_reply(stream: Generator[Event, None, None], stop: Callable[[], bool] = 
     """Write a reply to stdout piece by piece until it ends or `stop` says so; the stream is closed either way."""
     with ExitStack() as bars, closing(stream) as events:
         progress = bars.enter_context(progress_bars())
+        thinking = False
         for event in events:
             match event:
                 case PrefillEvent() if progress is not None:
                     progress("reading", event.done_tokens, event.total_tokens)
+                case ThinkingEvent() if not thinking:
+                    thinking = True
+                    bars.close()
+                    note("(thinking)")
                 case TextEvent():
                     bars.close()  # a bar and the reply would write over each other
                     say(event.text, end="")

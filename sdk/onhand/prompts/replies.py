@@ -64,6 +64,7 @@ class ReplyReader:
         self._finished = False
         self._cut = False
         self._after_call = False
+        self._thought_over = False
         self._names = re.compile(rf"(?:{'|'.join(map(re.escape, self._specs))})\(") if self._specs else None
         self.calls = 0
         self.problem = ""
@@ -106,6 +107,7 @@ class ReplyReader:
         thought, self._held = self._held[:at], self._held[at + len(closing) :]
         self._state = "begin"
         self._thought = None
+        self._thought_over = True
         return [ThinkingEvent(thought)]
 
     def _begin(self) -> list[Piece] | None:
@@ -121,6 +123,8 @@ class ReplyReader:
         if opening and opening.startswith(word) and not self._finished:
             return None
         self._state = "text"
+        if self._thought_over:
+            self._held = word  # models part what they say from the thought by an empty line
         return []
 
     def _say(self) -> list[Piece] | None:
