@@ -209,8 +209,10 @@ def _plain(message: Message, policy: Policy) -> dict[str, object]:
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
             for call in message.tool_calls
         ]
-    if message.role == "tool":
-        plain |= {"name": message.tool_name, "tool_call_id": message.tool_call_id}
+    if message.tool_name:
+        plain["name"] = message.tool_name
+    if message.tool_call_id:
+        plain["tool_call_id"] = message.tool_call_id
     return plain
 
 
