@@ -193,6 +193,9 @@ def test_an_answer_as_json_is_one_object(script: list[str]) -> None:
         },
         "seed": 7,
         "stop_string": None,
+        "thinking": "",
+        "tool_calls": [],
+        "problem": "",
     }
 
 
