@@ -19,6 +19,7 @@ PACKAGES = {
 # Of the SDK, what each part may import besides itself and the values at the bottom. A part that is not named may import
 # any of those below it in this order.
 LAYERS = ["cli", "model", "chat", "library", "decoding", "prompts", "testing", "backends", "formats"]
+LAYERS += ["privacy", "home", "locks"]
 BOTTOM = {"errors", "types", "grammar", "options"}
 SIBLINGS_ALLOWED = {("decoding", "prompts"), ("decoding", "backends"), ("library", "formats")}
 

@@ -11,6 +11,7 @@ This module is the whole public surface, with `onhand.testing` for tests and `on
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from onhand.errors import (
     ModelFormatError,
     ModelNotFoundError,
     NumericalError,
+    OfflineError,
     OnhandError,
     OptionError,
     QueueFullError,
@@ -68,8 +70,17 @@ from onhand.types import (
 if TYPE_CHECKING:
     from onhand.chat import Chat
     from onhand.model import Model, open
+    from onhand.privacy import NetworkAudit, NetworkUse, audit, offline
 
-_ON_FIRST_USE = {"Chat": "onhand.chat", "Model": "onhand.model", "open": "onhand.model"}
+_ON_FIRST_USE = {
+    "Chat": "onhand.chat",
+    "Model": "onhand.model",
+    "NetworkAudit": "onhand.privacy",
+    "NetworkUse": "onhand.privacy",
+    "audit": "onhand.privacy",
+    "offline": "onhand.privacy",
+    "open": "onhand.model",
+}
 
 __all__ = [
     "BackendError",
@@ -100,7 +111,10 @@ __all__ = [
     "ModelFileNotFoundError",
     "ModelFormatError",
     "ModelNotFoundError",
+    "NetworkAudit",
+    "NetworkUse",
     "NumericalError",
+    "OfflineError",
     "OnhandError",
     "OptionError",
     "PartialEvent",
@@ -122,12 +136,18 @@ __all__ = [
     "UnsupportedArchitectureError",
     "UnsupportedQuantizationError",
     "Usage",
+    "audit",
+    "offline",
     "open",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """Chat, Model and open: they take numpy and the tokenizers, for which `onhand --help` need not wait."""
+    """What takes long to import, numpy and the tokenizers with it, for which `onhand --help` need not wait."""
     if name not in _ON_FIRST_USE:
         raise AttributeError(f"module 'onhand' has no attribute {name!r}")
     return getattr(import_module(_ON_FIRST_USE[name]), name)
+
+
+if os.environ.get("ONHAND_OFFLINE", "0") not in ("", "0"):  # here, so that no import of ours comes before it
+    import_module("onhand.privacy").offline()

@@ -13,6 +13,7 @@
     │   └── MemoryPlanError (MemoryError)             the model does not fit the memory that is left
     ├── TemplateError (ValueError)                    the chat template refused, or cannot be used
     │   └── TemplateLimitError                        the chat template took too long or wrote too much
+    ├── OfflineError (ConnectionError)                the network was to be used, and onhand is offline
     ├── DownloadError (OSError)                       a model could not be fetched
     │   └── HashMismatchError (ValueError)            what was fetched is not what was asked for
     ├── StorageError (OSError)                        the disk is full, read-only or gone
@@ -148,6 +149,15 @@ class TemplateError(OnhandError, ValueError):
 
 class TemplateLimitError(TemplateError):
     """The chat template took too long or wrote too much."""
+
+
+class OfflineError(OnhandError, ConnectionError):
+    """The network was to be used, and onhand is offline; nothing was sent. Attributes: host, port; None: not known."""
+
+    def __init__(self, what: str, host: str | None = None, port: int | None = None) -> None:
+        self.host = host
+        self.port = port
+        super().__init__(f"{what}: onhand is offline; to allow it, unset ONHAND_OFFLINE or end onhand.offline()")
 
 
 class DownloadError(OnhandError, OSError):

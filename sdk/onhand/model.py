@@ -23,7 +23,7 @@ from onhand.formats.spec import DecoderSpec
 from onhand.formats.tokenizer import Tokenizer
 from onhand.library import ModelStore, data_folder
 from onhand.library import pull as pull_model
-from onhand.library.locks import exclusive
+from onhand.locks import exclusive
 from onhand.memory import give_back
 from onhand.options import CacheOptions, DeviceOptions, GenerationOptions, checked_options, checked_text
 from onhand.planning import check, plan_memory
@@ -158,7 +158,7 @@ def open(
     draft: a smaller model of the same tokenizer, whose guesses the model verifies where that is faster; replies stay
     the same. pull: fetch the model first if it is in the catalogue and not on this device; without it nothing is ever
     fetched. The first load compiles the model for its backend; progress is told. Raises ModelNotFoundError,
-    ModelFormatError, MemoryPlanError, DownloadError, StorageError, OptionError, BackendError.
+    ModelFormatError, MemoryPlanError, OfflineError, DownloadError, StorageError, OptionError, BackendError.
     """
     devices = DeviceOptions(device=device) if isinstance(device, str) else device
     devices = checked_options("device", devices, DeviceOptions())

