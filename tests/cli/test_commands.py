@@ -35,7 +35,7 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_help_names_every_command(home: Path) -> None:
     shown = run("--help").stdout
-    for command in ("chat", "ask", "pull", "import", "list", "remove", "show", "doctor", "bench"):
+    for command in ("chat", "ask", "pull", "import", "list", "remove", "show", "doctor", "audit", "bench"):
         assert f"  {command} " in shown
     assert not home.exists()
 
@@ -82,6 +82,7 @@ def test_a_name_of_a_file_cannot_steer_the_terminal(home: Path, tmp_path: Path) 
     assert "\ufffd]0;owned\ufffd" in error_of(run("import", str(path), code=4))
 
 
+@pytest.mark.usefixtures("online")
 def test_a_failed_download_is_one_line(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -20,6 +20,7 @@ def test_an_error_leaves_with_the_code_of_its_nearest_class() -> None:
     assert exit_code(errors.HashMismatchError("x", "a", "b")) == 5
     assert exit_code(errors.ContextOverflowError(9, 8)) == 7
     assert exit_code(errors.ModelExistsError("x")) == OTHER
+    assert exit_code(errors.OfflineError("x")) == 10
     plan = MemoryPlan(
         weights_bytes=9,
         kv_bytes=9,

