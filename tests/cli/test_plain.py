@@ -38,6 +38,7 @@ def folder(tmp_path: Path, home: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("online")
 @pytest.mark.parametrize("settings", PLAIN, ids=str)
 @pytest.mark.parametrize(
     "arguments",
