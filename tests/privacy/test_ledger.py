@@ -4,7 +4,7 @@ import json
 import stat
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +135,14 @@ def test_a_full_disk_is_a_storage_error(made: Ledger) -> None:
     made.path.symlink_to("/dev/full")
     with pytest.raises(StorageError, match="No space left"):
         made.add(USE)
+
+
+def test_a_file_that_others_made_huge_is_read_at_its_end_alone(made: Ledger) -> None:
+    with made.path.open("wb") as file:
+        file.truncate(1 << 40)  # a hole: it takes no disk, and reading it would take all memory
+    with made.path.open("ab") as file:
+        file.write(b"\n" + json.dumps(asdict(USE)).encode() + b"\n")
+    assert made.read().uses == (USE,)
 
 
 def test_the_audit_tells_whether_a_use_would_be_written_down(made: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def allowances() -> list[str]:
 
 def leaks(folders: list[Path]) -> list[NetworkUse]:
     """What the ledgers anywhere below these folders hold that no test may do."""
-    ledgers = {path.parent for folder in folders for path in folder.rglob(FILE)}
+    ledgers = {path.parent for folder in folders for path in folder.rglob(FILE) if path.is_file()}
     return [use for folder in sorted(ledgers) for use in Ledger(folder).read().uses if not _is_harmless(use)]
 
 

@@ -101,7 +101,9 @@ class Ledger:
     def _lines(self) -> Iterator[bytes]:
         for path in (self._folder / OLDER, self.path):
             try:
-                content = path.read_bytes()
+                with path.open("rb") as file:
+                    file.seek(max(_size(path) - 2 * MAX_BYTES, 0))  # whatever others made of the file
+                    content = file.read(2 * MAX_BYTES)
             except FileNotFoundError:
                 continue
             except OSError as error:
