@@ -18,7 +18,7 @@ USE = onhand.NetworkUse(
     when="2026-01-02T03:04:05Z",
     action="connect",
     outcome="allowed",
-    host="a.invalid",
+    host="127.0.0.1",
     port=443,
     purpose="pull a model",
     by="user",
@@ -44,7 +44,7 @@ def test_a_line_is_json_with_its_fields_by_name(made: Ledger) -> None:
         "when": "2026-01-02T03:04:05Z",
         "action": "connect",
         "outcome": "allowed",
-        "host": "a.invalid",
+        "host": "127.0.0.1",
         "port": 443,
         "purpose": "pull a model",
         "by": "user",
@@ -100,8 +100,8 @@ def test_it_stays_below_its_bound_and_keeps_the_newest(
 def test_a_use_is_not_held_up_by_another_process_that_puts_the_full_file_aside(
     made: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "MAX_BYTES", 1)
     made.add(USE)
+    monkeypatch.setattr(ledger, "MAX_BYTES", made.path.stat().st_size)
     with exclusive(tmp_path / ".network.lock"):
         made.add(USE)
     assert made.read().uses == (USE, USE)
