@@ -177,7 +177,7 @@ def checked_options(name: str, value: Options | None, default: Options) -> Optio
 def checked_text(name: str, text: str) -> str:
     """The text. Raises OptionError for what is none, or cannot be encoded."""
     if not isinstance(text, str):
-        raise OptionError(name, text, "a string")
+        raise OptionError(name, type(text).__name__, "a string")  # its type: errors are logged, what was said is not
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

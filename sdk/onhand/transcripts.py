@@ -21,13 +21,13 @@ def to_plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def from_plain(transcript: Sequence[Mapping[str, Any]]) -> list[Message]:
     """What `to_plain` gave. Raises OptionError with the place of what it cannot have given."""
     if isinstance(transcript, str | bytes) or not isinstance(transcript, Sequence):
-        raise OptionError("transcript", transcript, "a list of messages, each a dict")
+        raise OptionError("transcript", type(transcript).__name__, "a list of messages, each a dict")
     return [_message(f"transcript[{index}]", entry) for index, entry in enumerate(transcript)]
 
 
 def _message(place: str, entry: Mapping[str, Any]) -> Message:
     if not isinstance(entry, Mapping) or not {"role", "content"} <= entry.keys() <= {"role", "content", "pinned"}:
-        raise OptionError(place, entry, "a dict of role and content, and of pinned if it is")
+        raise OptionError(place, type(entry).__name__, "a dict of role and content, and of pinned if it is")
     if entry["role"] not in get_args(Role):
         raise OptionError(f"{place} role", entry["role"], f"one of {', '.join(get_args(Role))}")
     pinned = entry.get("pinned", False)

@@ -42,6 +42,10 @@ CODE = """
             lambda: chat.ask(broken + chr(0xD800)),
             lambda: chat.ask(broken, onhand.GenerationOptions(max_tokens=1), returns=list[int]),
             lambda: chat.ask(broken, returns={"type": "nothing"}),
+            lambda: chat.ask(broken.encode()),
+            lambda: model.chat(transcript=broken),
+            lambda: model.chat(transcript=[{"role": "user", "text": broken}]),
+            lambda: model.chat(transcript=[{"role": "user", "content": [broken]}]),
         ):
             try:
                 failing()
@@ -76,8 +80,8 @@ def run(command: list[str], environment: Mapping[str, str], stdin: str = "") -> 
 def converse(user: dict[str, str], log: Path, how: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-X", "dev", "-W", "default", "-c", textwrap.dedent(CODE)]
     done = run([*command, how, str(log), json.dumps(CANARIES)], user)
-    assert done.stderr.count("it failed") == 4
-    assert log.read_text(encoding="utf-8").count("it failed") == 4
+    assert done.stderr.count("it failed") == 8
+    assert log.read_text(encoding="utf-8").count("it failed") == 8
     return done
 
 
