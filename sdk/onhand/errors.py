@@ -154,10 +154,16 @@ class TemplateLimitError(TemplateError):
 class OfflineError(OnhandError, ConnectionError):
     """The network was to be used, and onhand is offline; nothing was sent. Attributes: host, port; None: not known."""
 
-    def __init__(self, what: str, host: str | None = None, port: int | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        host: str | None = None,
+        port: int | None = None,
+        remedy: str = "onhand is offline; to allow it, unset ONHAND_OFFLINE or end onhand.offline()",
+    ) -> None:
         self.host = host
         self.port = port
-        super().__init__(f"{what}: onhand is offline; to allow it, unset ONHAND_OFFLINE or end onhand.offline()")
+        super().__init__(f"{what}: {remedy}")
 
 
 class DownloadError(OnhandError, OSError):

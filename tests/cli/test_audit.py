@@ -57,7 +57,7 @@ def test_it_tells_what_connected_where_why_and_on_whose_act(ledger: Ledger) -> N
     ledger.add(USE)
     ledger.add(REFUSED)
     first, second, _, total = run("audit").stdout.splitlines()
-    assert first == ("2026-01-02T03:04:05Z  allowed  receive  127.0.0.1 port 8080  for: pull tiny  by: user    98.4 MB")
+    assert first == "2026-01-02T03:04:05Z  allowed  receive  127.0.0.1 port 8080  for: pull tiny  by: user    98.4 MB"
     assert second == "2026-01-03T03:04:05Z  refused  look-up  a.invalid            for: unknown    by: chatty"
     assert total == f"1 allowed, 1 refused ({ledger.path})"
 

@@ -115,7 +115,10 @@ def _install() -> None:
     sys.addaudithook(_hook)
     sys.audit(_PROBE)  # a hook that was there before can veto ours, and Python then tells nobody
     if not _installed:
-        raise OfflineError("the network cannot be guarded, because another audit hook of this process forbids ours")
+        raise OfflineError(
+            "the network cannot be guarded",
+            remedy="another audit hook of this process forbids ours; ask for ours first",
+        )
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
