@@ -153,6 +153,7 @@ def test_a_transcript_goes_through_json_and_on() -> None:
         ([{"role": "user", "content": "x", "name": "y"}], "role and content"),
         ([{"role": "robot", "content": "x"}], "robot"),
         ([{"role": "user", "content": 5}], "a string"),
+        ([{"role": "user", "content": "x", "thinking": 5}], "thinking .* a string"),
         ([{"role": "user", "content": "\ud800"}], "surrogates"),
         ([{"role": "user", "content": "x", "pinned": 1}], "true or false"),
         ([{"role": "assistant", "content": "x"}], "user there"),

@@ -14,7 +14,7 @@ from onhand.backends import CacheKeeper, ChatRuntime
 from onhand.errors import CacheFileError, ChatBusyError, OptionError
 from onhand.options import GenerationOptions, checked_options, checked_text
 from onhand.transcripts import check_order, to_plain
-from onhand.types import Budget, DoneEvent, Event, EvictedEvent, Message, Reply, TextEvent, TypedReply
+from onhand.types import Budget, DoneEvent, Event, EvictedEvent, Message, Reply, TextEvent, ThinkingEvent, TypedReply
 
 if TYPE_CHECKING:
     from onhand.returns import Returns
@@ -148,7 +148,7 @@ class Chat:
         if type(index) is not int or not 0 <= index < len(self._messages):
             raise OptionError("index", index, f"0 to {len(self._messages) - 1}, a place in messages")
         message = self._messages[index]
-        self._messages[index] = Message(message.role, message.content, pinned)
+        self._messages[index] = replace(message, pinned=pinned)
 
     def budget(self, text: str = "") -> Budget:
         """How much of the window a question takes with all that was said before. Raises TemplateError."""
@@ -156,7 +156,7 @@ class Chat:
         return Budget(prompt_tokens=self._runtime.count(asked), context_tokens=self._runtime.context_tokens)
 
     def transcript(self) -> list[dict[str, Any]]:
-        """What was said as plain data, for json: `role` and `content` of each message, and `pinned` where it is.
+        """What was said as plain data, for json: `role` and `content` of each message, `thinking` and `pinned` if any.
 
         `Model.chat(transcript=...)` goes on with it.
         """
@@ -218,6 +218,7 @@ class Chat:
         wanted: Returns[Any] | None,
     ) -> Generator[Event, None, None]:
         said: list[str] = []
+        thought: list[str] = []
         self._unseen = ()
         ended = False
         told = f"{question.content}\n\n{wanted.description}" if wanted and wanted.description else question.content
@@ -227,7 +228,7 @@ class Chat:
         def record() -> None:
             self._messages[len(self._messages) if index is None else index :] = [
                 question,
-                Message("assistant", "".join(said)),
+                Message("assistant", "".join(said), thinking="".join(thought)),
             ]
 
         with closing(wanted.typed(events) if wanted else events) as events:
@@ -235,6 +236,8 @@ class Chat:
                 for event in events:
                     if isinstance(event, TextEvent):
                         said.append(event.text)
+                    elif isinstance(event, ThinkingEvent):
+                        thought.append(event.text)
                     elif isinstance(event, EvictedEvent):
                         self._unseen = event.messages
                     elif isinstance(event, DoneEvent):

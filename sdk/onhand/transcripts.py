@@ -9,11 +9,15 @@ from onhand.errors import OptionError
 from onhand.options import checked_text
 from onhand.types import Message, Role
 
+NEEDED = {"role", "content"}
+
 
 def to_plain(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """`role` and `content` of each message, and `pinned` where it is: what json can write."""
+    """`role` and `content` of each message, `thinking` and `pinned` if any: what json can write."""
     return [
-        {"role": message.role, "content": message.content} | ({"pinned": True} if message.pinned else {})
+        {"role": message.role, "content": message.content}
+        | ({"thinking": message.thinking} if message.thinking else {})
+        | ({"pinned": True} if message.pinned else {})
         for message in messages
     ]
 
@@ -26,14 +30,16 @@ def from_plain(transcript: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 
 def _message(place: str, entry: Mapping[str, Any]) -> Message:
-    if not isinstance(entry, Mapping) or not {"role", "content"} <= entry.keys() <= {"role", "content", "pinned"}:
-        raise OptionError(place, type(entry).__name__, "a dict of role and content, and of pinned if it is")
+    if not isinstance(entry, Mapping) or not NEEDED <= entry.keys() <= NEEDED | {"thinking", "pinned"}:
+        raise OptionError(place, type(entry).__name__, "a dict of role and content, and of thinking and pinned if any")
     if entry["role"] not in get_args(Role):
         raise OptionError(f"{place} role", entry["role"], f"one of {', '.join(get_args(Role))}")
     pinned = entry.get("pinned", False)
     if not isinstance(pinned, bool):
         raise OptionError(f"{place} pinned", pinned, "true or false")
-    return Message(entry["role"], checked_text(f"{place} content", entry["content"]), pinned)
+    content = checked_text(f"{place} content", entry["content"])
+    thinking = checked_text(f"{place} thinking", entry.get("thinking", ""))
+    return Message(entry["role"], content, pinned, thinking=thinking)
 
 
 def check_order(messages: Sequence[Message]) -> None:

@@ -15,8 +15,8 @@ FinishReason = Literal["stop", "length", "deadline", "cancelled", "tool_calls"]
 """Why a reply ended: the model or a stop string ended it, a limit of tokens cut it, its time was up, it was cancelled,
 or it calls tools and waits for what they say."""
 
-ToolChoice = Literal["auto", "required", "none"]
-"""Whether a reply may call tools, must, or must not."""
+ToolChoice = Literal["auto", "none"]
+"""Whether a reply may call tools, or is only told of them."""
 
 Progress = Callable[[str, int, int], None]
 """Told (what, done, total) while something long runs; the units of done and total are alike, total >= 1."""
@@ -74,11 +74,10 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """The tools that a reply may call. parallel: several at once."""
+    """The tools that the model is told of, and whether it may call them."""
 
     specs: tuple[ToolSpec, ...] = ()
     choice: ToolChoice = "auto"
-    parallel: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +153,9 @@ class Usage:
 class Reply:
     """A finished reply.
 
-    text: what is meant to be read; where tools were called, what came after the last one. thinking: what a reasoning
-    model thought before. tool_calls: what it called, in a conversation those of all its steps. seed reproduces it with
-    the same model, options and messages. stop_string is the one that matched, if one did. problem: what is wrong with a
-    tool call that could not be read, which then is text.
+    text: what is meant to be read. thinking: what a reasoning model thought before. tool_calls: what it called. seed
+    reproduces it with the same model, options and messages. stop_string is the one that matched, if one did.
+    problem: what is wrong with a tool call that could not be read, which then is text.
     """
 
     text: str
@@ -219,25 +217,9 @@ class ThinkingEvent:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEvent:
-    """The model calls a tool; in a conversation that has such a tool, it is about to run."""
+    """The model calls a tool. Whoever reads the stream runs it, or does not."""
 
     call: ToolCall
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResultEvent:
-    """A tool has answered. content: what the model is told. failed: whether that is an error, or a refusal."""
-
-    call: ToolCall
-    content: str
-    failed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsEvent:
-    """How far a reply is: sent when its prompt has been read and then every METRICS_TOKENS tokens."""
-
-    usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,15 +236,5 @@ class DoneEvent:
     reply: Reply
 
 
-Event = (
-    PrefillEvent
-    | EvictedEvent
-    | MetricsEvent
-    | ThinkingEvent
-    | TextEvent
-    | PartialEvent
-    | ToolCallEvent
-    | ToolResultEvent
-    | DoneEvent
-)
+Event = PrefillEvent | EvictedEvent | ThinkingEvent | TextEvent | PartialEvent | ToolCallEvent | DoneEvent
 """What a stream yields."""

@@ -4,23 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import onhand
 from onhand.privacy import Ledger
+from support.uses import USE
 
-USE = onhand.NetworkUse(
-    when="2026-01-02T03:04:05Z",
-    action="receive",
-    outcome="allowed",
-    host="127.0.0.1",
-    port=8080,
-    purpose="pull tiny",
-    by="user",
-    size_bytes=98_362_432,
-)
+RECEIVED = replace(USE, action="receive", port=8080, size_bytes=98_362_432)
 REFUSED = onhand.NetworkUse(
     when="2026-01-03T03:04:05Z",
     action="look-up",
@@ -54,7 +47,7 @@ def test_when_nothing_ever_connected_it_says_so_plainly(home: Path) -> None:
 
 
 def test_it_tells_what_connected_where_why_and_on_whose_act(ledger: Ledger) -> None:
-    ledger.add(USE)
+    ledger.add(RECEIVED)
     ledger.add(REFUSED)
     first, second, _, total = run("audit").stdout.splitlines()
     assert first == "2026-01-02T03:04:05Z  allowed  receive  127.0.0.1 port 8080  for: pull tiny  by: user    98.4 MB"
@@ -63,9 +56,9 @@ def test_it_tells_what_connected_where_why_and_on_whose_act(ledger: Ledger) -> N
 
 
 def test_its_json_has_every_field(ledger: Ledger) -> None:
-    ledger.add(USE)
+    ledger.add(RECEIVED)
     (use,) = json.loads(run("audit", "--json").stdout)["uses"]
-    assert onhand.NetworkUse(**use) == USE
+    assert onhand.NetworkUse(**use) == RECEIVED
 
 
 def test_a_damaged_ledger_is_never_taken_for_an_empty_one(ledger: Ledger) -> None:
@@ -82,7 +75,7 @@ def test_a_ledger_that_cannot_be_read_is_one_line_and_leaves_with_6(ledger: Ledg
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_ledger_that_cannot_be_written_is_told(ledger: Ledger) -> None:
-    ledger.add(USE)
+    ledger.add(RECEIVED)
     ledger.path.chmod(0o400)
     assert "cannot be written" in run("audit").stderr
 

@@ -9,20 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import onhand
 from onhand.errors import StorageError
 from onhand.locks import exclusive
 from onhand.privacy import Ledger, ledger
-
-USE = onhand.NetworkUse(
-    when="2026-01-02T03:04:05Z",
-    action="connect",
-    outcome="allowed",
-    host="127.0.0.1",
-    port=443,
-    purpose="pull a model",
-    by="user",
-)
+from support.uses import USE
 
 
 @pytest.fixture
@@ -46,7 +36,7 @@ def test_a_line_is_json_with_its_fields_by_name(made: Ledger) -> None:
         "outcome": "allowed",
         "host": "127.0.0.1",
         "port": 443,
-        "purpose": "pull a model",
+        "purpose": "pull tiny",
         "by": "user",
         "size_bytes": None,
     }

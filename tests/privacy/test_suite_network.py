@@ -11,16 +11,7 @@ import pytest
 from onhand.privacy import Ledger, NetworkUse
 from support.children import run_python
 from support.suite_network import leaks
-
-USE = NetworkUse(
-    when="2026-01-02T03:04:05Z",
-    action="connect",
-    outcome="allowed",
-    host="127.0.0.1",
-    port=443,
-    purpose="a test",
-    by="somebody",
-)
+from support.uses import USE
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def test_a_chat_that_thinks_reads_again_no_more_than_its_last_reply() -> None:
         question = f"And what is number {turn}?"
         reply = chat.ask(question)
         assert (reply.thinking, reply.text) == ("\nWell, let me see.\n", f"It is number {turn}.")
+        assert chat.transcript()[-1] == {"role": "assistant", "content": reply.text, "thinking": reply.thinking}
         read = reply.usage.prompt_tokens - reply.usage.cached_tokens
         last = len(replies[turn - 1]) if turn else 0
         assert read <= last + len(encoder.encode([Message("user", question)])) + 4, turn

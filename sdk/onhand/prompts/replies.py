@@ -69,11 +69,6 @@ class ReplyReader:
         self.calls = 0
         self.problem = ""
 
-    @property
-    def call_so_far(self) -> str:
-        """From its opening marker on, the call that is being written; empty when there is none."""
-        return self._held if self._state == "call" else ""
-
     def feed(self, text: str) -> list[Piece]:
         """The next piece of the reply; what is sure of it."""
         if self._dialect is None and self._state == "text":

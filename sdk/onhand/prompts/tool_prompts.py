@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from onhand.errors import TemplateError, TemplateLimitError
 from onhand.prompts.adapter import SEPARATOR, MessageAdapter, as_function, first_lost
@@ -105,25 +106,26 @@ class ToolAdapter:
 
 def described(messages: Sequence[Message], specs: Sequence[ToolSpec], dialect: Dialect) -> list[Message]:
     """The conversation in words: for a template that knows no tools."""
-    shaped = list(messages[:1]) if messages and messages[0].role == "system" else []
-    begins = len(shaped)
+    system = list(messages[:1]) if messages and messages[0].role == "system" else []
+    rest = messages[len(system) :]
     if specs:
         told = tool_text(specs, dialect)
-        parts = [message.content for message in shaped]
-        shaped = [Message("system", SEPARATOR.join([*parts, told]))]
-    for message in messages[begins:]:
-        if message.role == "tool":
-            result = f"<tool_response>\n{message.content}\n</tool_response>"
-            if shaped and shaped[-1].role == "user" and shaped[-1].tool_name:
-                shaped[-1] = replace(shaped[-1], content=f"{shaped[-1].content}\n{result}")
-            else:
-                shaped.append(Message("user", result, tool_name="several"))
-        elif message.tool_calls:
-            text = "\n".join(part for part in (message.content, dialect.write(message.tool_calls)) if part)
-            shaped.append(Message("assistant", text))
+        system = [Message("system", SEPARATOR.join([*(message.content for message in system), told]))]
+    shaped = system
+    for answers, run in groupby(rest, key=lambda message: message.role == "tool"):
+        if answers:
+            results = (f"<tool_response>\n{message.content}\n</tool_response>" for message in run)
+            shaped.append(Message("user", "\n".join(results)))
         else:
-            shaped.append(message)
+            shaped += (_in_words(message, dialect) for message in run)
     return shaped
+
+
+def _in_words(message: Message, dialect: Dialect) -> Message:
+    """What was said, with the calls as text."""
+    if not message.tool_calls:
+        return message
+    return Message("assistant", "\n".join(filter(None, [message.content, dialect.write(message.tool_calls)])))
 
 
 def tool_text(specs: Sequence[ToolSpec], dialect: Dialect) -> str:
@@ -139,17 +141,25 @@ def tool_text(specs: Sequence[ToolSpec], dialect: Dialect) -> str:
 
 
 def _one_by_one(messages: Sequence[Message]) -> Iterator[Message]:
-    """Each call in a message of its own, followed by its result."""
-    results = {message.tool_call_id: message for message in messages if message.role == "tool"}
+    """Each call in a message of its own, followed by its result: results stand in the order of the calls."""
+    waiting: list[Message] = []  # calls whose turn it is when the one before has its result
     for message in messages:
-        if len(message.tool_calls) < 2:
-            if message.role != "tool" or message.tool_call_id in results:
-                yield message
-            continue
-        for index, call in enumerate(message.tool_calls):
-            yield replace(message, content=message.content if index == 0 else "", tool_calls=(call,))
-            if call.id in results:
-                yield results.pop(call.id)
+        if message.role != "tool":
+            yield from waiting
+            first, *waiting = _split(message)
+            yield first
+        else:
+            yield message
+            if waiting:
+                yield waiting.pop(0)
+    yield from waiting
+
+
+def _split(message: Message) -> list[Message]:
+    if len(message.tool_calls) < 2:
+        return [message]
+    first, *others = message.tool_calls
+    return [replace(message, tool_calls=(first,)), *(Message("assistant", "", tool_calls=(call,)) for call in others)]
 
 
 def _first_lost(messages: Sequence[Message], text: str) -> int | None:
