@@ -52,7 +52,7 @@ class ReplyReader:
 
     A call counts when it stands in the dialect's markers, or when it names a tool of the offer and has arguments that
     fit; all else is text. Only what may yet become a call is held back. problem: what is wrong with a call in markers
-    that could not be read. calls: how many there were.
+    that could not be read.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -66,7 +66,6 @@ class ReplyReader:
         self._after_call = False
         self._thought_over = False
         self._names = re.compile(rf"(?:{'|'.join(map(re.escape, self._specs))})\(") if self._specs else None
-        self.calls = 0
         self.problem = ""
 
     def feed(self, text: str) -> list[Piece]:
@@ -251,7 +250,6 @@ class ReplyReader:
 
     def _called(self, calls: list[ToolCall]) -> list[Piece]:
         self._after_call = True
-        self.calls += len(calls)
         return [ToolCallEvent(call) for call in calls]
 
     def _fitted(self, call: ToolCall) -> ToolCall | None:
